@@ -1,0 +1,184 @@
+"""The contract of a store.
+
+A store is synchronous, thread-safe, and takes and gives bytes. Its one writing verb, ``commit``, is atomic, durable when it
+returns, compares before it writes, and may be repeated. What a store must keep is tested by ``safepoint.testing``; how the
+built-in ones do it, and why, is in docs/stores.md.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, Literal
+
+from safepoint.errors import UsageError
+from safepoint.model import Finding, Obj
+from safepoint.stores.rows import (
+    BranchRow,
+    CallRow,
+    CheckpointRow,
+    Commit,
+    Committed,
+    Grant,
+    Guard,
+    LeaseRow,
+    PauseRow,
+    Pruned,
+    TaskRow,
+)
+
+Durability = Literal["full", "process"]
+
+
+class Store(ABC):
+    """A storage backend.
+
+    Errors every method may raise: Unavailable (no answer within ``timeout``), StoreFull, Damaged (a row that cannot be what
+    was written), UsageError after ``close`` or in a forked child that inherited the middle of a transaction.
+    """
+
+    persistent: ClassVar[bool] = False
+    """What is stored outlives the process."""
+    chunked: ClassVar[bool] = True
+    """Objects are kept once per task, so that cost follows change."""
+    transactional_tools: ClassVar[bool] = False
+    """A tool's effect and its record can be one transaction (``transact``)."""
+    ttl: ClassVar[bool] = False
+    multi_host: ClassVar[bool] = False
+
+    url: str
+    """Without any password."""
+    timeout: float
+    durability: Durability
+
+    # -- writing
+
+    @abstractmethod
+    def commit(self, commit: Commit) -> Committed:
+        """Write all of ``commit`` or nothing.
+
+        Under one lock of the task, in this order: if a checkpoint with ``commit.id`` exists in that space, compare (same
+        branch, parent, digest: answer it with ``existed=True``; else UsageError); check the guard, or that no live run
+        holds the task; compare the branch's head with ``expect``; compare the version of every call and pause row; then
+        give numbers (``seq``, ``no``, journal positions), seal the rows, and write. An object that exists with other bytes
+        is overwritten. A guardless commit with a checkpoint creates the task; other commits need it to exist.
+
+        Raises:
+            Conflict: the branch moved, or a call/pause row has another version (``details["row"]`` names it).
+            LeaseLost: the guard is no longer the lease's.
+            LeaseHeld: no guard, and a live run holds the task.
+            NotFound: no such task, call or pause; or ``stands_on`` is gone.
+            Unavailable: the outcome is not known; ``details["id"]`` is ``commit.id``.
+        """
+
+    def transact(self, task: str, guard: Guard, call: CallRow, body: Callable[[Any], Commit]) -> Committed:
+        """Run ``body(connection)`` and write the commit it returns, in one transaction that only the store ends.
+
+        ``call`` must still stand at its version. If ``body`` raises, all is rolled back and the exception goes on.
+        """
+        raise UsageError(
+            f"{type(self).__name__} has no transactional tools",
+            "effect and record cannot be one transaction there",
+            "Use SQLite or PostgreSQL, or declare the tool as idempotent or write.",
+        )
+
+    # -- reading: each of these is one consistent snapshot, and leaves no transaction open
+
+    @abstractmethod
+    def task(self, task: str) -> TaskRow | None: ...
+
+    @abstractmethod
+    def tasks(self, *, after: str | None = None, limit: int = 200) -> list[TaskRow]:
+        """Tasks by id (code point order), from the first one greater than ``after``."""
+
+    @abstractmethod
+    def branches(self, task: str, space: str = "") -> list[BranchRow]: ...
+
+    @abstractmethod
+    def read(
+        self, task: str, *, space: str = "", seq: int | None = None, branch: str | None = None, id: str | None = None
+    ) -> tuple[CheckpointRow, Mapping[bytes, Obj]] | None:
+        """A checkpoint with its root and all objects that it reaches, or None. With no selector: the head of the current
+        branch. Seals are checked by the caller."""
+
+    @abstractmethod
+    def headers(
+        self, task: str, *, space: str = "", branch: str | None = None, before: int | None = None, limit: int | None = None
+    ) -> list[CheckpointRow]:
+        """Checkpoints by falling ``seq``, without root and refs."""
+
+    @abstractmethod
+    def calls(
+        self,
+        task: str,
+        *,
+        line: int | None = None,
+        from_step: int | None = None,
+        nos: Iterable[int] | None = None,
+        bodies: bool = True,
+        limit: int | None = None,
+    ) -> tuple[list[CallRow], Mapping[bytes, Obj]]:
+        """Calls by number, and with ``bodies`` the objects that their arguments and results reach. ``limit`` keeps the newest."""
+
+    @abstractmethod
+    def pauses(self, task: str) -> list[PauseRow]: ...
+
+    # -- leases
+
+    @abstractmethod
+    def acquire(self, task: str, holder: bytes, *, steal: bool = False) -> Grant:
+        """Take the lease: a new fence, one greater than any before, and status ``running``, attempts + 1; creates the task.
+
+        Raises:
+            LeaseHeld: a live run holds it (and ``steal`` is not set); ``details`` has the holder and ``stopped``.
+        """
+
+    @abstractmethod
+    def release(self, task: str, grant: Grant, patch: Any = None) -> None:
+        """Give the lease back, setting ``patch`` (a TaskPatch) in the same step. No error if it is no longer ours."""
+
+    @abstractmethod
+    def abandon(self, task: str, grant: Grant) -> None:
+        """Let go without a word to the store's data, as a death would: for runs that are collected. Never raises."""
+
+    @abstractmethod
+    def lease(self, task: str) -> LeaseRow | None: ...
+
+    @abstractmethod
+    def holds(self, task: str, guard: Guard) -> bool:
+        """Whether the lease is still this guard's. Cheap: asked right before an effect."""
+
+    # -- removing
+
+    @abstractmethod
+    def prune(self, task: str, seqs: Iterable[int], *, space: str = "", dry_run: bool = False) -> Pruned:
+        """Delete these checkpoints with the calls that their steps began, and every object that nothing reaches any more.
+
+        Under the task's lock it looks again, and keeps: heads, fork points, pinned ones, and what an in-doubt or open
+        call, an open pause, or a live run's step stands on.
+        """
+
+    @abstractmethod
+    def pin(self, task: str, seq: int, pinned: bool, *, space: str = "") -> bool:
+        """Set the mark; False if there is no such checkpoint."""
+
+    @abstractmethod
+    def delete_task(self, task: str) -> bool:
+        """Remove all rows of a task; False if there is none. LeaseHeld while a live run holds it."""
+
+    # -- the store itself
+
+    @abstractmethod
+    def check(self) -> list[Finding]:
+        """Fitness: a real write and read, and what is wrong with where the store lives."""
+
+    def connection(self) -> AbstractContextManager[Any]:
+        raise UsageError(f"{type(self).__name__} has no connection to lend", "", "Only SQL stores do.")
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close for good. Repeating it does nothing; any other verb raises UsageError from then on."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.url}>"
