@@ -1,0 +1,29 @@
+"""What holds for every test: Hypothesis profiles, a clean environment, and soak tests only in soak."""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.support.scale import SOAK
+
+# No deadline and no complaint about slowness: on a busy machine with two cores both would only report the machine.
+_common = settings(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("small", _common, max_examples=50, stateful_step_count=30)
+settings.register_profile("soak", _common, max_examples=1000, stateful_step_count=60)
+settings.load_profile("soak" if SOAK else "small")
+
+# Inherited by the processes that tests start. The first would hide a missing flush in them, the second makes each start-up
+# compile the package anew; the rest would let the caller's own store or paths into a test.
+for _name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "SAFEPOINT_URL"):
+    os.environ.pop(_name, None)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave soak tests out unless this is a soak: also when somebody runs plain `pytest`."""
+    if SOAK:
+        return
+    soak = [item for item in items if item.get_closest_marker("soak")]
+    if soak:
+        config.hook.pytest_deselected(items=soak)
+        items[:] = [item for item in items if not item.get_closest_marker("soak")]
