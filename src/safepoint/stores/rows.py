@@ -133,6 +133,8 @@ class CallRow(_Sealed):
     """The checkpoint that the call's step began from: the call is deleted with it."""
     started_at: int = 0
     finished_at: int | None = None
+    asked: int = 0
+    """Journal position that the step had seen when it asked for the call: shows whether it went on past a failure."""
     began: int = 0
     """Journal position of the last intent, and of the result; given by the store. They order calls against each other."""
     ended: int | None = None

@@ -1,0 +1,1 @@
+"""The decisions, as pure functions of rows: no store, no clock, no network in sight."""

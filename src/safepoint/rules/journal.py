@@ -1,0 +1,358 @@
+"""Run, reuse, repeat, verify or park: what becomes of a call.
+
+``plan`` and the run ask the same functions, so what the one says is what the other does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from safepoint.model import Done, NotDone, Unknown
+from safepoint.rules.policy import Policy
+from safepoint.stores.rows import CallRow
+
+
+class Action(StrEnum):
+    """What is done with a call that is asked for, or that is found open."""
+
+    EXECUTE = "execute"
+    """Nothing is recorded: write the intent and run it."""
+    REUSE = "reuse"
+    """Return the recorded result."""
+    LOST = "lost"
+    """It succeeded, with a result that could not be stored: say so again, never run it again."""
+    RAISE = "raise"
+    """It failed and the step went on past it: raise CallFailed again."""
+    REPEAT = "repeat"
+    """Run it again: it cannot have happened, or may happen twice."""
+    VERIFY = "verify"
+    """Ask the tool's verifier."""
+    PARK = "park"
+    """In doubt: only a person can say."""
+    WAIT = "wait"
+    """A pause inside it is not answered yet."""
+
+
+OPEN = frozenset({"started"})
+HAPPENS = frozenset({"write", "transactional"})
+"""Effects whose success counts as a business operation that a re-planned call may stand for."""
+
+
+def expired(row: CallRow, policy: Policy, now_us: int) -> bool:
+    """Whether the receiver may have forgotten the call's idempotency key."""
+    return policy.key_ttl is not None and now_us - row.started_at > policy.key_ttl * 1_000_000
+
+
+def decide(row: CallRow | None, *, past: bool = False, answered: bool = True, now_us: int = 0) -> Action:
+    """The table of DESIGN 6.
+
+    Args:
+        row: What is recorded of the call.
+        past: The step went on after this call failed.
+        answered: For a paused call, whether its pause has its answer.
+        now_us: Wall clock, for ``key_ttl`` alone.
+    """
+    if row is None:
+        return Action.EXECUTE
+    match row.status:
+        case "succeeded":
+            return Action.REUSE if row.result is not None else Action.LOST
+        case "failed":
+            if past:
+                return Action.RAISE
+            return Action.REPEAT if row.effect != "write" or row.not_done else Action.PARK
+        case "paused":
+            return Action.REPEAT if answered else Action.WAIT
+        case "in_doubt":
+            return Action.PARK
+        case "quarantined":
+            return Action.RAISE
+    policy = Policy.decode(row.policy)
+    if row.effect == "write" or (row.effect == "idempotent" and expired(row, policy, now_us)):
+        return Action.VERIFY if policy.verify else Action.PARK
+    return Action.REPEAT
+
+
+def went_past(row: CallRow, rows: Iterable[CallRow]) -> bool:
+    """Whether the step did something after ``row`` failed: a call asked for with the failure in sight shows it.
+
+    Calls that were asked for together (``call_many``) do not count as later ones, even where they began later.
+    """
+    return row.status == "failed" and row.ended is not None and any(o.asked >= row.ended for o in rows if o.no != row.no)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What a verdict makes of an open write."""
+
+    status: str
+    not_done: bool = False
+    reason: str = ""
+    result: Any = None
+
+
+def settle(row: CallRow, verdict: object, presumed: int) -> Settled:
+    """Turn a verifier's word into a status.
+
+    ``presumed`` is the highest fence whose holder was only presumed dead. Such a holder may still act, so its ``NotDone``
+    is believed only if the verifier says that it is final, or the receiver refuses a known key or a stale fence.
+    """
+    policy = Policy.decode(row.policy)
+    match verdict:
+        case Done(result):
+            return Settled("succeeded", result=result)
+        case NotDone():
+            if row.fence <= presumed and not (policy.final or policy.dedups):
+                return Settled(
+                    "in_doubt",
+                    reason="the verifier says NotDone, but the last holder was taken over alive and may still act",
+                )
+            return Settled("failed", not_done=True)
+        case Unknown(reason):
+            return Settled("in_doubt", reason=f"the verifier cannot tell: {reason}" if reason else "the verifier cannot tell")
+        case BaseException():
+            return Settled("in_doubt", reason=f"the verifier raised {type(verdict).__name__}")
+    return Settled("in_doubt", reason=f"the verifier answered a {type(verdict).__name__}, not Done, NotDone or Unknown")
+
+
+# -- matching a step's calls with what is recorded
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A call as the step asks for it."""
+
+    tool: str
+    effect: str
+    ident: bytes
+    call_id: str | None = None
+    op_key: bytes | None = None
+    replan: str = "park"
+
+
+class Match(StrEnum):
+    RECORDED = "recorded"
+    """``row`` is what is recorded of this call."""
+    NEW = "new"
+    MISMATCH = "mismatch"
+    """The same id came with other arguments within one reply."""
+    BUSY = "busy"
+    """The same call is under way."""
+    PARK = "replanned"
+    """A write of the same tool happened, was not asked for again, and nothing says whether this is the same operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    kind: Match
+    row: CallRow | None = None
+
+
+class StepJournal:
+    """The calls of one step: what earlier attempts recorded, and what this attempt has claimed of it so far."""
+
+    def __init__(self, rows: Iterable[CallRow] = ()) -> None:
+        self.rows: dict[int, CallRow] = {r.no: r for r in rows if not r.superseded}
+        self.earlier = frozenset(self.rows)
+        self.claimed: set[int] = set()
+        self.busy: set[int] = set()
+        self.scope = 0
+
+    def put(self, row: CallRow) -> None:
+        """Take note of a row as it now stands in the store."""
+        self.rows[row.no] = row
+
+    def past(self, row: CallRow) -> bool:
+        return went_past(row, self.rows.values())
+
+    def unclaimed(self, tool: str | None = None) -> list[CallRow]:
+        """Writes that happened in an earlier attempt and that this one has not asked for."""
+        return [
+            r
+            for n, r in sorted(self.rows.items())
+            if n in self.earlier
+            and n not in self.claimed
+            and r.status == "succeeded"
+            and r.effect in HAPPENS
+            and (tool is None or r.tool == tool)
+        ]
+
+    def match(self, requests: Sequence[Request]) -> list[Found]:
+        """Find and claim the recorded calls that ``requests``, made at the same time, stand for.
+
+        All exact matches are claimed before anything else, so that no call takes another one's record.
+        """
+        found: list[Found | None] = [self._exact(r) for r in requests]
+        for i, r in enumerate(requests):
+            if found[i] is None:
+                found[i] = self._kth(r)
+        # A recorded pause or open call of the same tool would have ended the run before this point; what is left is new.
+        return [f if f is not None else self._new(r) for f, r in zip(found, requests, strict=True)]
+
+    def _exact(self, r: Request) -> Found | None:
+        if r.call_id is None:
+            return None
+        for no, row in sorted(self.rows.items()):
+            if row.call_id != r.call_id or row.scope != self.scope:
+                continue
+            if row.ident == r.ident:
+                # An id names one call of a reply: asked for twice, it is still that call.
+                if no in self.busy:
+                    return Found(Match.BUSY, row)
+                self.claimed.add(no)
+                return Found(Match.RECORDED, row)
+            if self.scope or no in self.claimed:
+                return Found(Match.MISMATCH, row)
+        return None
+
+    def _kth(self, r: Request) -> Found | None:
+        for no, row in sorted(self.rows.items()):
+            if no in self.earlier and no not in self.claimed and row.ident == r.ident:
+                self.claimed.add(no)
+                return Found(Match.RECORDED, row)
+        return None
+
+    def _new(self, r: Request) -> Found:
+        if r.effect not in HAPPENS:
+            return Found(Match.NEW)
+        left = self.unclaimed(r.tool)
+        if r.op_key is not None:
+            for row in left:
+                if row.op_key == r.op_key:
+                    self.claimed.add(row.no)
+                    return Found(Match.RECORDED, row)
+            return Found(Match.NEW)
+        if not left or r.replan == "execute":
+            return Found(Match.NEW)
+        if r.replan == "reuse":
+            self.claimed.add(left[0].no)
+            return Found(Match.RECORDED, left[0])
+        return Found(Match.PARK, left[0])
+
+
+# -- identity of arguments
+
+
+def ident_of(tool: str, canonical_arguments: bytes) -> bytes:
+    return hashlib.sha256(b"c1" + tool.encode() + b"\0" + canonical_arguments).digest()[:16]
+
+
+def canonical(tree: Any) -> bytes:
+    """Bytes that are equal for arguments that mean the same: key order is ignored, 1 equals 1.0, True is not 1.
+
+    ``tree`` is a plain tree as the codec's ``decode_plain`` gives it.
+    """
+    out: list[bytes] = []
+    _canonical(tree, out)
+    return b"".join(out)
+
+
+def _canonical(v: Any, out: list[bytes]) -> None:
+    # Every value begins with its kind and says its length, so no two different trees can give the same bytes.
+    match v:
+        case None | True | False:
+            out.append(b"%d;" % {None: 0, False: 1, True: 2}[v])
+        case int():
+            out.append(b"n%d;" % v)
+        case float():
+            out.append(b"n%d;" % int(v) if v.is_integer() else b"f" + v.hex().encode() + b";")
+        case str():
+            raw = v.encode("utf-8", "surrogatepass")
+            out.append(b"s%d:" % len(raw) + raw)
+        case bytes():
+            out.append(b"b%d:" % len(v) + v)
+        case list():
+            out.append(b"l%d:" % len(v))
+            for item in v:
+                _canonical(item, out)
+        case dict():
+            pairs = sorted((canonical(k), canonical(x)) for k, x in v.items())
+            out.append(b"d%d:" % len(pairs))
+            out.extend(part for pair in pairs for part in pair)
+        case _:  # a Tagged of the codec: a value that plain MessagePack does not have
+            out.append(b"t")
+            _canonical([v.tag, v.name, v.value], out)
+
+
+# -- bad replies
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """What the task remembers of the step that raised last."""
+
+    line: int
+    step: int
+    signature: bytes
+    times: int
+
+    def encode(self) -> bytes:
+        return msgspec.msgpack.encode([self.line, self.step, self.signature, self.times])
+
+    @classmethod
+    def decode(cls, data: bytes) -> Raised | None:
+        return cls(*msgspec.msgpack.decode(data)) if data else None
+
+
+RAISES_BEFORE_ASKING_ANEW = 2
+
+
+def signature(rows: Iterable[CallRow]) -> bytes:
+    """Of the results that a step stood on; equal for two attempts that were served the same ones."""
+    h = hashlib.sha256()
+    for r in sorted((r for r in rows if not r.superseded), key=lambda r: r.no):
+        h.update(b"%d %d %s;" % (r.no, r.attempts, r.status.encode()))
+    return h.digest()[:16]
+
+
+def after_raise(before: Raised | None, line: int, step: int, rows: Iterable[CallRow]) -> Raised:
+    """What to remember when a step has raised."""
+    s = signature(rows)
+    same = before is not None and (before.line, before.step, before.signature) == (line, step, s)
+    return Raised(line, step, s, before.times + 1 if same and before else 1)
+
+
+def to_ask_anew(raised: Raised | None, line: int, step: int, rows: Sequence[CallRow]) -> list[CallRow]:
+    """The reads to set aside: those of a step that raised twice on the same recorded results. Writes never are."""
+    if raised is None or raised.times < RAISES_BEFORE_ASKING_ANEW or (raised.line, raised.step) != (line, step):
+        return []
+    if raised.signature != signature(rows):
+        return []
+    return [r for r in rows if r.effect == "read" and r.status == "succeeded" and not r.superseded]
+
+
+# -- what a resume will do
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    """One line of a plan: a recorded call, and what the resume does with it when the step asks for it (or before)."""
+
+    row: CallRow
+    action: str
+
+
+def plan_calls(
+    rows: Sequence[CallRow], line: int, step: int, *, raised: Raised | None, answered: frozenset[int], now_us: int
+) -> list[PlannedCall]:
+    """What a resume at ``step`` will do with each recorded call of the steps that are run again."""
+    live = [r for r in rows if r.line == line and r.step >= step and not r.superseded]
+    anew = {r.no for r in to_ask_anew(raised, line, step, [r for r in live if r.step == step])}
+    planned = []
+    for r in live:
+        if r.no in anew:
+            planned.append(PlannedCall(r, "ask_anew"))
+            continue
+        past = went_past(r, [o for o in live if o.step == r.step]) or any(o.step > r.step for o in live)
+        planned.append(PlannedCall(r, decide(r, past=past, answered=r.no in answered, now_us=now_us).value))
+    return planned
+
+
+def settled_row(row: CallRow, s: Settled, **changes: Any) -> CallRow:
+    return replace(row, status=s.status, not_done=s.not_done, reason=s.reason, **changes)
