@@ -15,7 +15,7 @@ import msgspec
 
 from safepoint.model import Done, NotDone, Unknown
 from safepoint.rules.policy import Policy
-from safepoint.stores.rows import CallRow
+from safepoint.rows import CallRow
 
 
 class Action(StrEnum):

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from safepoint.errors import UsageError
 from safepoint.model import Finding, Obj
-from safepoint.stores.rows import (
+from safepoint.rows import (
     BranchRow,
     CallRow,
     CheckpointRow,

@@ -1,0 +1,320 @@
+"""What passes between the public objects and a store: rows of plain values, bytes and names.
+
+A store knows nothing of messages or tools. It keeps these rows, in one atomic step each, and hands them back as they were;
+what they mean is decided above it. Times are integers, microseconds since 1970; they are shown to people and never
+compared for order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, NamedTuple
+
+from safepoint.errors import Damaged
+from safepoint.model import Obj
+
+
+class Head(NamedTuple):
+    """Where a branch stands. Both are compared: after a failover or a restored backup a number may come a second time."""
+
+    seq: int
+    id: str
+
+
+class Guard(NamedTuple):
+    """What a live run shows with every write: its fence, and the random token that was drawn with it."""
+
+    fence: int
+    token: str
+
+
+def _digest(parts: list[Any]) -> bytes:
+    # Each part with its type and length, so that no two different rows give the same bytes.
+    h = hashlib.sha256()
+    for part in parts:
+        if part is None:
+            h.update(b"n")
+        elif isinstance(part, bytes):
+            h.update(b"b%d:" % len(part))
+            h.update(part)
+        elif isinstance(part, str):
+            raw = part.encode()
+            h.update(b"s%d:" % len(raw))
+            h.update(raw)
+        else:
+            h.update(b"i%d;" % int(part))
+    return h.digest()[:16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sealed:
+    """A row with a seal: a digest over its task and every field that does not change by itself."""
+
+    seal: bytes = b""
+    UNSEALED: ClassVar[frozenset[str]] = frozenset({"seal"})
+
+    def _seal_for(self, task: str) -> bytes:
+        cls = type(self)
+        return _digest([cls.__name__, task, *(getattr(self, f) for f in _sealed_fields(cls))])
+
+    def sealed(self, task: str) -> Any:
+        """A copy that carries its seal. The store calls this when it has given the row its numbers."""
+        return replace(self, seal=self._seal_for(task))
+
+    def check(self, task: str, name: str) -> None:
+        """Raise Damaged unless the row is as it was when it was sealed."""
+        if self.seal != self._seal_for(task):
+            raise Damaged(
+                f"{name} of task {task!r} is damaged",
+                "its row does not match its seal",
+                "Load an earlier checkpoint, or restore the store from a backup.",
+                task=task,
+            )
+
+
+_FIELDS: dict[type, tuple[str, ...]] = {}
+
+
+def _sealed_fields(cls: type[_Sealed]) -> tuple[str, ...]:
+    names = _FIELDS.get(cls)
+    if names is None:
+        names = _FIELDS[cls] = tuple(sorted(f.name for f in fields(cls) if f.name not in cls.UNSEALED))
+    return names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRow(_Sealed):
+    """One checkpoint. ``root`` and ``refs`` are the encoded state's root object, ``digest`` its name."""
+
+    id: str
+    space: str = ""
+    branch: str = "main"
+    parent_seq: int | None = None
+    step: int
+    kind: str
+    label: str | None = None
+    created_at: int
+    format: int
+    schema: int
+    size: int
+    digest: bytes
+    metadata: bytes = b""
+    metrics: bytes = b""
+    root: bytes = b""
+    refs: bytes = b""
+    seq: int = 0
+    """Given by the store at commit."""
+    pinned: bool = False
+    UNSEALED: ClassVar[frozenset[str]] = frozenset({"seal", "pinned", "root", "refs"})  # root and refs are under digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRow(_Sealed):
+    """One call of the journal. ``args``/``result`` with their refs are encoded roots, as in a checkpoint."""
+
+    no: int = 0
+    """Per-task number, given by the store with the first intent."""
+    line: int
+    step: int
+    scope: int = 0
+    """The model reply that the call belongs to: number of that model call, 0 before the first."""
+    ident: bytes
+    """Digest of tool and canonical arguments."""
+    tool: str
+    effect: str
+    call_id: str | None = None
+    idempotency_key: str
+    op_key: bytes | None = None
+    status: str
+    attempts: int = 1
+    fence: int = 0
+    base_seq: int
+    """The checkpoint that the call's step began from: the call is deleted with it."""
+    started_at: int = 0
+    finished_at: int | None = None
+    asked: int = 0
+    """Journal position that the step had seen when it asked for the call: shows whether it went on past a failure."""
+    began: int = 0
+    """Journal position of the last intent, and of the result; given by the store. They order calls against each other."""
+    ended: int | None = None
+    args: bytes = b""
+    args_refs: bytes = b""
+    result: bytes | None = None
+    result_refs: bytes = b""
+    error: bytes | None = None
+    policy: bytes = b""
+    model: bytes | None = None
+    not_done: bool = False
+    """A verifier, the tool or a person said that the last attempt did not happen."""
+    superseded: bool = False
+    """Set aside because the step raised twice on it."""
+    reason: str = ""
+    version: int = 0
+    """Rises with each write of the row; writes compare it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseRow(_Sealed):
+    """A question. Identified within a step by name and occurrence."""
+
+    no: int = 0
+    line: int
+    step: int
+    space: str = ""
+    name: str
+    occurrence: int = 0
+    call_no: int | None = None
+    base_seq: int
+    question: bytes
+    answer: bytes | None = None
+    status: str = "open"
+    asked_at: int = 0
+    answered_at: int | None = None
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BranchRow:
+    space: str
+    name: str
+    head: Head
+    line: int
+    """The journal line that calls made on this branch belong to."""
+    forked_from: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRow:
+    task: str
+    status: str = "idle"
+    branch: str = "main"
+    """The current branch."""
+    head: Head | None = None
+    """Of the current branch."""
+    step: int = 0
+    agent: str = ""
+    input: bytes = b""
+    attempts: int = 0
+    reason: str = ""
+    parent: str | None = None
+    raised: bytes = b""
+    """What is remembered of the step that raised last; see rules/journal.py."""
+    created_at: int = 0
+    updated_at: int = 0
+    in_doubt: int = 0
+    open_pauses: int = 0
+    checkpoints: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRow:
+    """The claim on a task. ``live`` is found out at the time of reading, not stored."""
+
+    task: str
+    fence: int
+    token: str
+    lease_id: int
+    state: str
+    """``held`` or ``released``."""
+    holder: bytes
+    """MessagePack map of what is shown to people: pid, host, boot id, since when, program."""
+    acquired_at: int
+    presumed: int = 0
+    """The highest fence whose holder was presumed dead (taken over by force or age), never proven so."""
+    live: bool = False
+    stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A lease that was just taken."""
+
+    guard: Guard
+    previous: str
+    """How the last holder ended: '' (none), 'released', 'dead' (proven) or 'presumed_dead'."""
+    presumed: int
+    handle: Any = None
+    """The store's own, to let go of the claim when the run is collected."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallWrite:
+    """Insert a call (``row.version == 0``: the store gives number and positions) or update it if its version is still
+    ``row.version``. ``stamp`` says which journal position this write sets."""
+
+    row: CallRow
+    stamp: str = ""
+    """'began', 'ended', or '' for neither (a person's or verifier's word, a mark)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PauseWrite:
+    row: PauseRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPatch:
+    """Fields of the task row to set; None leaves them."""
+
+    status: str | None = None
+    agent: str | None = None
+    input: bytes | None = None
+    reason: str | None = None
+    raised: bytes | None = None
+    parent: str | None = None
+    branch: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """All that one atomic step writes. It lands whole or not at all, and landing twice is landing once.
+
+    With a ``guard`` the lease must still be that guard's (LeaseLost). Without one, a commit that moves a head or removes a
+    task is refused while a live run holds the task (LeaseHeld), unless ``anyway`` is set (answers and settlements, which
+    are protected by the version of their row alone).
+    """
+
+    task: str
+    id: str
+    """Made before the first try. For a checkpoint it is the checkpoint's id."""
+    guard: Guard | None = None
+    anyway: bool = False
+    checkpoint: CheckpointRow | None = None
+    expect: Head | None = None
+    """Where the checkpoint's branch must stand; None: it does not exist yet."""
+    moves_head: bool = True
+    """False for a failure leaf, which hangs below ``expect`` without becoming the head."""
+    line: int | None = None
+    """For a new branch: the journal line it goes on with; None begins a new one."""
+    objects: tuple[Obj, ...] = ()
+    """All objects that the rows of this commit reach, less those that the checkpoint ``expect`` (or, without a
+    checkpoint, ``stands_on``) reaches."""
+    stands_on: Head | None = None
+    """Must still exist for the left-out objects to be there."""
+    calls: tuple[CallWrite, ...] = ()
+    pauses: tuple[PauseWrite, ...] = ()
+    patch: TaskPatch | None = None
+    sync: bool = True
+    """Whether this step must survive power loss before it is acknowledged (under durability="full")."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    seq: int | None
+    """Of the checkpoint, if there was one."""
+    head: Head | None
+    existed: bool
+    """The same commit had landed before."""
+    calls: tuple[CallRow, ...] = ()
+    pauses: tuple[PauseRow, ...] = ()
+    bytes_written: int = 0
+    """Bytes of the rows and new objects of this commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    seqs: tuple[int, ...]
+    calls: int
+    objects: int
+    bytes: int
