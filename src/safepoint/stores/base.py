@@ -62,7 +62,9 @@ class Store(ABC):
         branch, parent, digest: answer it with ``existed=True``; else UsageError); check the guard, or that no live run
         holds the task; compare the branch's head with ``expect``; compare the version of every call and pause row; then
         give numbers (``seq``, ``no``, journal positions), seal the rows, and write. An object that exists with other bytes
-        is overwritten. A guardless commit with a checkpoint creates the task; other commits need it to exist.
+        is overwritten. A guardless commit with a checkpoint creates the task; other commits need it to exist. The first
+        branch of space '' becomes the task's current one; later only ``patch.branch`` changes that. A new branch forks from
+        its checkpoint's ``parent_seq``. ``Committed.head`` is where the checkpoint's branch stands now.
 
         Raises:
             Conflict: the branch moved, or a call/pause row has another version (``details["row"]`` names it).
@@ -156,7 +158,8 @@ class Store(ABC):
         """Delete these checkpoints with the calls that their steps began, and every object that nothing reaches any more.
 
         Under the task's lock it looks again, and keeps: heads, fork points, pinned ones, and what an in-doubt or open
-        call, an open pause, or a live run's step stands on.
+        call, an open pause, or a live run's step stands on. An open call is started, paused or in doubt; a pause is open
+        until its answer is used (status ``used``); it goes with the checkpoint that it stands on, as calls do.
         """
 
     @abstractmethod
