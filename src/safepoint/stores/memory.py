@@ -19,8 +19,7 @@ from typing import Any
 
 from safepoint.errors import Conflict, LeaseHeld, LeaseLost, NotFound, UsageError
 from safepoint.model import Finding, Obj, check_id
-from safepoint.stores.base import Store
-from safepoint.stores.rows import (
+from safepoint.rows import (
     BranchRow,
     CallRow,
     CallWrite,
@@ -36,6 +35,7 @@ from safepoint.stores.rows import (
     TaskPatch,
     TaskRow,
 )
+from safepoint.stores.base import Store
 
 __all__ = ["MemoryStore"]
 

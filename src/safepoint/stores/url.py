@@ -1,0 +1,194 @@
+"""From a URL to a store: the only place that knows schemes and their options.
+
+What every scheme shares: options may be given in the query (``?timeout=5``) or as keywords; one that is unknown is refused
+with the list of the known ones, since a misspelt ``durabilty`` must not become a silent default; and no password is ever
+part of a message. In a path or name, ``%``, ``?`` and ``#`` are written as in any URL: ``%25``, ``%3F``, ``%23``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from safepoint.errors import UsageError
+from safepoint.model import check_id
+from safepoint.stores.base import Store
+
+__all__ = ["ENTRY_POINTS", "open_store", "redact", "schemes"]
+
+ENTRY_POINTS = "safepoint.stores"
+"""Group under which a package registers ``scheme = "module:callable"``; the callable takes (url, **options)."""
+
+Options = dict[str, Any]
+
+
+def open_store(where: str | Store, **options: Any) -> Store:
+    """Open the store that a URL names; a store is handed back as it is.
+
+    Options that are None count as not given.
+
+    Raises:
+        UsageError: no URL, an unknown scheme or option, or a value that an option cannot have.
+    """
+    options = {name: value for name, value in options.items() if value is not None}
+    if isinstance(where, Store):
+        if options:
+            raise UsageError(f"options {_listed(options)} come too late", "the store is open", "Give them where it is opened.")
+        return where
+    if not isinstance(where, str):
+        raise UsageError(f"a store is named by a URL, not by a {type(where).__name__}", "", "Write it as sqlite:///agent.db.")
+    scheme, sep, rest = where.partition("://")
+    if not sep:
+        raise UsageError(f"{redact(where)!r} is no store URL", "it has no scheme", "Write a file as sqlite:///agent.db.")
+    scheme = scheme.lower()
+    if scheme in _BUILT_IN:
+        opener, known = _BUILT_IN[scheme]
+        path, _, query = rest.partition("?")
+        return opener(where, unquote(path), _options(where, known, query, options))
+    found = [point for point in entry_points(group=ENTRY_POINTS) if point.name.lower() == scheme]
+    if found:
+        return _third_party(where, scheme, found, options)
+    if scheme in _LATER:
+        raise UsageError(
+            f"stores of the scheme {scheme}:// come with a later release", "", "Use sqlite:///agent.db until then."
+        )
+    raise UsageError(
+        f"unknown scheme {scheme!r} in {redact(where)!r}", f"known ones are {_listed(schemes())}", "Correct the URL."
+    )
+
+
+def schemes() -> list[str]:
+    """The schemes that can be opened here: built-in ones and those of installed packages."""
+    return sorted({*_BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINTS))})
+
+
+_SECRET = re.compile(r"(?i)([\w.-]*(?:passw|passphrase|secret|token|credential|api_?key)[\w.-]*\s*=\s*)('[^']*'|[^&\s#]*)")
+
+
+def redact(url: str) -> str:
+    """The URL with ``***`` for its password, fit for messages and logs.
+
+    It rather hides too much: people forget to escape ``/``, ``?`` or ``@`` in a password, so all up to the last ``@`` counts.
+    """
+    scheme, sep, rest = url.partition("://") if "://" in url else ("", "", url)
+    if not rest.startswith("/"):
+        login, at, place = rest.rpartition("@")
+        if at and ":" in login:
+            rest = f"{login.partition(':')[0]}:***@{place}"
+    return _SECRET.sub(r"\1***", f"{scheme}{sep}{rest}")
+
+
+# -- options
+
+
+def _seconds(value: Any) -> float:
+    seconds = float(value)
+    if isinstance(value, bool) or not math.isfinite(seconds) or seconds < 0:
+        raise ValueError
+    return seconds
+
+
+def _durability(value: Any) -> str:
+    if value not in {"full", "process"}:
+        raise ValueError
+    return str(value)
+
+
+_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def _flag(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    try:
+        return _WORDS[value.lower()]
+    except (KeyError, AttributeError):
+        raise ValueError from None
+
+
+Parser = tuple[Callable[[Any], Any], str]
+_COMMON: dict[str, Parser] = {
+    "timeout": (_seconds, "a number of seconds, zero or more"),
+    "durability": (_durability, "full or process"),
+}
+
+
+def _options(url: str, known: Mapping[str, Parser], query: str, keywords: Options) -> Options:
+    given: Options = {}
+    for name, text in parse_qsl(query, keep_blank_values=True):
+        if name in given:
+            raise UsageError(f"option {name!r} comes twice in {redact(url)!r}", "", "Leave one.")
+        given[name] = text
+    parsed = _parsed(url, known, given)
+    for name, value in _parsed(url, known, keywords).items():
+        # Which of two differing values was meant cannot be known, and a wrong durability is not noticed until it matters.
+        if parsed.setdefault(name, value) != value:
+            raise UsageError(f"option {name!r} is in the URL and in the call, with two values", "", "Leave one.")
+    return parsed
+
+
+def _parsed(url: str, known: Mapping[str, Parser], given: Options) -> Options:
+    parsed = {}
+    for name, value in given.items():
+        if name not in known:
+            raise UsageError(f"unknown option {name!r} for {redact(url)!r}", f"known ones are {_listed(known)}", "Correct it.")
+        parse, wanted = known[name]
+        try:
+            parsed[name] = parse(value)
+        except (ValueError, TypeError):
+            raise UsageError(
+                f"option {name!r} must be {wanted}", "", f"Correct it in {redact(url)!r} or in the call."
+            ) from None
+    return parsed
+
+
+# -- schemes
+
+
+def _memory(url: str, path: str, options: Options) -> Store:
+    from safepoint.stores.memory import MemoryStore
+
+    store = MemoryStore(check_id(path, "name of a memory store") if path else None)
+    store.timeout = options.get("timeout", store.timeout)
+    return store  # durability is taken and has no bearing: what is in memory survives neither kill nor power loss
+
+
+def _sqlite(url: str, path: str, options: Options) -> Store:
+    if not path.startswith("/"):
+        raise UsageError(f"{redact(url)!r} names a host", "SQLite files are local", "Write three slashes: sqlite:///agent.db.")
+    if path in {"/", "/:memory:"}:
+        raise UsageError(f"{redact(url)!r} names no file", "", "Use memory:// for a store that ends with the process.")
+    from safepoint.stores.sqlite import SQLiteStore
+
+    # Resolved now: the process may change its directory before the file is opened again after a fork.
+    return SQLiteStore(os.path.abspath(path[1:]), **options)
+
+
+_BUILT_IN: dict[str, tuple[Callable[[str, str, Options], Store], dict[str, Parser]]] = {
+    "memory": (_memory, _COMMON),
+    "sqlite": (_sqlite, {**_COMMON, "network_ok": (_flag, "true or false")}),
+}
+_LATER = frozenset({"file", "postgresql", "postgres", "redis", "rediss", "valkey"})
+
+
+def _third_party(url: str, scheme: str, found: list[EntryPoint], options: Options) -> Store:
+    if len({point.value for point in found}) > 1:
+        homes = _listed({point.dist.name if point.dist else point.value for point in found})
+        raise UsageError(f"{scheme}:// is offered by more than one package", homes, "Uninstall all but one.")
+    try:
+        opener = found[0].load()
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"the package behind {scheme}:// cannot be loaded", str(error), "Install it again.") from error
+    store: object = opener(url, **options)
+    if not isinstance(store, Store):
+        raise UsageError(f"{found[0].value} made no store", f"it made a {type(store).__name__}", "Report it to its authors.")
+    return store
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(sorted(names)) or "none"
