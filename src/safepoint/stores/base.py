@@ -162,6 +162,10 @@ class Store(ABC):
         until its answer is used (status ``used``); it goes with the checkpoint that it stands on, as calls do.
         """
 
+    def live_objects(self, task: str) -> int:
+        """About how many objects the task has: what a sweep will cost. 0 is a fair answer where sweeps cost nothing."""
+        return 0
+
     @abstractmethod
     def pin(self, task: str, seq: int, pinned: bool, *, space: str = "") -> bool:
         """Set the mark; False if there is no such checkpoint."""
@@ -181,7 +185,8 @@ class Store(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close for good. Repeating it does nothing; any other verb raises UsageError from then on."""
+        """Close for good; leases taken through this object are free, as after a death. Repeating it does nothing; any other
+        verb raises UsageError from then on."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}>"

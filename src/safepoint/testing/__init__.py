@@ -1,0 +1,25 @@
+"""What every store must pass, to be subclassed by whoever writes one; needs the extra ``testing``.
+
+``StoreContract`` is a class of pytest tests, ``StoreMachine`` a Hypothesis machine that compares a store with plain dicts.
+docs/stores.md shows the fifteen lines that a backend's own test module is made of.
+"""
+
+from __future__ import annotations
+
+from safepoint.errors import MissingExtra
+
+try:
+    import hypothesis  # noqa: F401
+    import pytest
+except ImportError as error:
+    raise MissingExtra(
+        "safepoint.testing needs pytest and hypothesis", str(error), "pip install 'safepoint[testing]'"
+    ) from error
+
+# Before the modules are imported: an assert that only says "AssertionError" is of no use to the author of a store.
+for _name in ("commits", "contract", "leases", "machine", "reading", "removal"):
+    pytest.register_assert_rewrite(f"safepoint.testing.{_name}")
+
+from safepoint.testing.contract import StoreContract  # noqa: E402
+
+__all__ = ["StoreContract"]
