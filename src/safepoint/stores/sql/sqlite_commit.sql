@@ -1,0 +1,102 @@
+-- What commit, acquire and release write. One look, then one statement per row.
+
+-- name: look
+SELECT t.n, t.next_seq, t.next_call, t.next_pause, t.next_line, t.position, t.branch, t.last_commit,
+    l.fence, l.token, l.lease_id, l.state, l.holder, l.acquired_at,
+    b.head_seq, b.head_id, b.line, b.forked_from
+FROM sp_tasks t
+LEFT JOIN sp_leases l ON l.task = t.n
+LEFT JOIN sp_branches b ON b.task = t.n AND b.space = ?2 AND b.name = ?3
+WHERE t.task = ?1
+
+-- name: same_id
+SELECT seq, branch, parent_seq, digest FROM sp_checkpoints WHERE task = ? AND space = ? AND id = ?
+
+-- name: id_at
+SELECT id FROM sp_checkpoints WHERE k = ?
+
+-- name: has_branch
+SELECT 1 FROM sp_branches WHERE task = ? AND space = '' LIMIT 1
+
+-- name: new_task
+INSERT INTO sp_tasks (n, task, status, branch, created_at, updated_at)
+VALUES (
+    coalesce(
+        (SELECT n FROM sp_stages WHERE task = ?1 AND n NOT IN (SELECT n FROM sp_tasks) LIMIT 1),
+        1 + max((SELECT coalesce(max(n), 0) FROM sp_tasks), (SELECT coalesce(max(n), 0) FROM sp_stages))
+    ),
+    ?1, 'idle', 'main', ?2, ?2)
+RETURNING n
+
+-- name: set_task
+UPDATE sp_tasks SET next_seq = ?2, next_call = ?3, next_pause = ?4, next_line = ?5, position = ?6, branch = ?7,
+    checkpoints = checkpoints + ?8, last_commit = ?9, updated_at = ?10
+WHERE n = ?1
+
+-- name: patch_task
+UPDATE sp_tasks SET status = coalesce(?2, status), agent = coalesce(?3, agent), reason = coalesce(?4, reason),
+    raised = coalesce(?5, raised), parent = coalesce(?6, parent), branch = coalesce(?7, branch)
+WHERE n = ?1
+
+-- name: set_input
+INSERT OR REPLACE INTO sp_inputs (task, input) VALUES (?, ?)
+
+-- name: object
+INSERT INTO sp_objects (task, stage, name, refs, data) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (task, name) DO UPDATE SET refs = excluded.refs, data = excluded.data
+WHERE data IS NOT excluded.data OR refs IS NOT excluded.refs
+
+-- name: new_branch
+INSERT INTO sp_branches (task, space, name, head_seq, head_id, line, forked_from) VALUES (?, ?, ?, ?, ?, ?, ?)
+
+-- name: move_branch
+UPDATE sp_branches SET head_seq = ?4, head_id = ?5 WHERE task = ?1 AND space = ?2 AND name = ?3
+
+-- name: lease
+SELECT t.n, l.fence, l.token, l.lease_id, l.state, l.holder, l.acquired_at, l.presumed
+FROM sp_tasks t LEFT JOIN sp_leases l ON l.task = t.n WHERE t.task = ?
+
+-- name: take
+INSERT OR REPLACE INTO sp_leases (task, fence, token, lease_id, state, holder, acquired_at, presumed)
+VALUES (?, ?, ?, ?, 'held', ?, ?, ?)
+
+-- name: taken
+UPDATE sp_tasks SET status = 'running', attempts = attempts + 1, updated_at = ? WHERE n = ?
+
+-- name: give_back
+UPDATE sp_leases SET state = 'released' WHERE task = ? AND fence = ? AND token = ?
+
+-- name: touch
+UPDATE sp_tasks SET updated_at = ? WHERE n = ?
+
+-- name: nonce
+UPDATE sp_meta SET value = value + 1 WHERE key = 'nonce'
+
+-- name: mark
+UPDATE sp_tasks SET last_commit = ? WHERE n = ?
+
+-- name: marked
+SELECT last_commit FROM sp_tasks WHERE n = ?
+
+-- name: new_stage
+INSERT INTO sp_stages (n, task, byte)
+VALUES (
+    coalesce(
+        (SELECT n FROM sp_tasks WHERE task = ?1),
+        (SELECT n FROM sp_stages WHERE task = ?1 AND n NOT IN (SELECT n FROM sp_tasks) LIMIT 1),
+        1 + max((SELECT coalesce(max(n), 0) FROM sp_tasks), (SELECT coalesce(max(n), 0) FROM sp_stages))
+    ),
+    ?1, ?2)
+RETURNING k, n
+
+-- name: stages
+SELECT k, n, task, byte FROM sp_stages
+
+-- name: end_stage
+DELETE FROM sp_stages WHERE k = ?
+
+-- name: sweeps
+SELECT n, sweeps FROM sp_tasks WHERE task = ?
+
+-- name: staged
+SELECT t.sweeps FROM sp_tasks t JOIN sp_stages s ON s.n = t.n WHERE t.n = ? AND s.k = ?

@@ -1,0 +1,52 @@
+-- What is only read.
+
+-- name: tasks
+SELECT t.task, t.status, t.branch, b.head_seq, b.head_id, coalesce(c.step, 0), t.agent, coalesce(i.input, x''), t.attempts,
+    t.reason, t.parent, t.raised, t.created_at, t.updated_at,
+    (SELECT count(*) FROM sp_calls WHERE task = t.n AND status = 'in_doubt' AND status IN ('started', 'in_doubt', 'paused')),
+    (SELECT count(*) FROM sp_pauses WHERE k BETWEEN t.n << 32 AND t.n << 32 | 4294967295 AND status = 'open'),
+    t.checkpoints
+FROM sp_tasks t
+LEFT JOIN sp_branches b ON b.task = t.n AND b.space = '' AND b.name = t.branch
+LEFT JOIN sp_checkpoints c ON c.k = (t.n << 32 | b.head_seq)
+LEFT JOIN sp_inputs i ON i.task = t.n
+
+-- name: branches
+SELECT b.space, b.name, b.head_seq, b.head_id, b.line, b.forked_from
+FROM sp_branches b JOIN sp_tasks t ON t.n = b.task WHERE t.task = ? AND b.space = ? ORDER BY b.name
+
+-- name: number
+SELECT n FROM sp_tasks WHERE task = ?
+
+-- name: head_of
+SELECT t.n, b.head_seq FROM sp_tasks t JOIN sp_branches b ON b.task = t.n AND b.space = ?2 AND b.name = coalesce(?3, t.branch)
+WHERE t.task = ?1
+
+-- name: by_id
+SELECT t.n, c.seq FROM sp_tasks t JOIN sp_checkpoints c ON c.task = t.n AND c.space = ? AND c.id = ? WHERE t.task = ?
+
+-- name: level
+WITH RECURSIVE cut (i) AS (VALUES (1) UNION ALL SELECT i + 16 FROM cut WHERE i + 16 < length(?1))
+SELECT o.name, o.refs, o.data FROM cut CROSS JOIN sp_objects o ON o.task = ?2 AND o.name = substr(?1, cut.i, 16)
+
+-- name: lease
+SELECT l.fence, l.token, l.lease_id, l.state, l.holder, l.acquired_at, l.presumed
+FROM sp_leases l JOIN sp_tasks t ON t.n = l.task WHERE t.task = ?
+
+-- name: calls
+SELECT {call} FROM sp_calls
+WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295 AND (?2 IS NULL OR line = ?2) AND (?3 IS NULL OR step >= ?3)
+ORDER BY k DESC LIMIT ?4
+
+-- name: calls_by_no
+SELECT {call} FROM sp_calls
+WHERE k IN (SELECT ?1 << 32 | value FROM json_each(?5)) AND (?2 IS NULL OR line = ?2) AND (?3 IS NULL OR step >= ?3)
+ORDER BY k DESC LIMIT ?4
+
+-- name: headers
+SELECT {header} FROM sp_checkpoints
+WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | ?2 AND space = ?3 AND (?4 IS NULL OR branch = ?4) ORDER BY k DESC LIMIT ?5
+
+-- name: headers_of_space
+SELECT {header} FROM sp_checkpoints
+WHERE task = ?1 AND space = ?3 AND space != '' AND seq <= ?2 AND (?4 IS NULL OR branch = ?4) ORDER BY seq DESC LIMIT ?5

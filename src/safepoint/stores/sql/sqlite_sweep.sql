@@ -1,0 +1,37 @@
+-- What removes.
+
+-- name: checkpoints
+SELECT seq, space, pinned, refs, length(root) + length(metadata) + length(metrics) + length(refs) + length(id)
+FROM sp_checkpoints WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295
+
+-- name: branches
+SELECT head_seq, forked_from FROM sp_branches WHERE task = ?
+
+-- name: calls
+SELECT no, base_seq, status, fence, args_refs, result_refs,
+    length(args) + length(args_refs) + coalesce(length(result), 0) + length(result_refs) + length(policy)
+FROM sp_calls WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295
+
+-- name: pauses
+SELECT no, base_seq, status FROM sp_pauses WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295
+
+-- name: objects
+SELECT k, name, refs, stage, length(data) FROM sp_objects WHERE task = ?
+
+-- name: drop_checkpoint
+DELETE FROM sp_checkpoints WHERE k = ?
+
+-- name: drop_call
+DELETE FROM sp_calls WHERE k = ?
+
+-- name: drop_pause
+DELETE FROM sp_pauses WHERE k = ?
+
+-- name: drop_object
+DELETE FROM sp_objects WHERE k = ?
+
+-- name: swept
+UPDATE sp_tasks SET checkpoints = checkpoints - ?2, sweeps = sweeps + 1 WHERE n = ?1
+
+-- name: pin
+UPDATE sp_checkpoints SET pinned = ?2 WHERE k = ?1 AND space = ?3

@@ -1,0 +1,625 @@
+"""Checkpoints in one SQLite file, shared by the threads and processes of one machine.
+
+What each rule here prevents was found by trying and is told in docs/stores.md. The verbs are in three parts: writing and
+leases here, reading in sqlite_read, removing and checking in sqlite_sweep and sqlite_check.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import apsw
+
+from safepoint import _probe
+from safepoint.errors import Conflict, LeaseLost, NotFound, SafepointError, Unavailable, UsageError
+from safepoint.model import Finding, Obj, check_id
+from safepoint.rows import CallRow, CheckpointRow, Commit, Committed, Grant, Guard, Head, PauseRow, Pruned, TaskPatch
+from safepoint.stores import holder as people
+from safepoint.stores import sqlite_check, sqlite_rows, sqlite_sweep
+from safepoint.stores.base import Durability, Store
+from safepoint.stores.oslock import Claim, LockFile
+from safepoint.stores.sqlite_db import CommitFailed, Connection, Database, sql, translate
+from safepoint.stores.sqlite_guard import tool_may
+from safepoint.stores.sqlite_read import Reads
+from safepoint.stores.sqlite_rows import CALL, CHECKPOINT, PAUSE, PUT_CALL, PUT_CHECKPOINT, PUT_PAUSE, key, values
+
+__all__ = ["SQLiteStore"]
+
+BATCH = 1_000_000
+"""Bytes of new objects that one transaction may hold up others for."""
+
+
+class _Look(NamedTuple):
+    """What a commit finds: the task with its lease and the branch that the commit is for."""
+
+    n: int
+    next_seq: int
+    next_call: int
+    next_pause: int
+    next_line: int
+    position: int
+    branch: str
+    last_commit: str
+    fence: int | None
+    token: str | None
+    lease_id: int | None
+    state: str | None
+    holder: bytes | None
+    acquired_at: int | None
+    head_seq: int | None
+    head_id: str | None
+    line: int | None
+    forked_from: int | None
+
+
+class _Stage(NamedTuple):
+    """A big save on its way: its row, and what tells whether its objects may have been swept since."""
+
+    k: int
+    claim: Claim
+    n: int
+    sweeps: int
+
+
+class SQLiteStore(Reads, Store):
+    """A store in the SQLite file ``path``; its lease locks are in ``path-locks``.
+
+    Nothing else in the same process may open the file, by whatever means: closing it would drop SQLite's locks, and saves
+    already acknowledged would be lost. ``connection`` lends the store's own.
+    """
+
+    persistent = True
+    transactional_tools = True
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, timeout: float = 10.0, durability: Durability = "full", network_ok: bool = False
+    ) -> None:
+        name = os.fspath(path)
+        if not isinstance(name, str) or not name or "\0" in name or name == ":memory:":
+            raise UsageError(f"{name!r} is no path of a SQLite file", "", "Use memory:// for a store that is not kept.")
+        if durability not in {"full", "process"}:
+            raise UsageError(f"durability={durability!r} is unknown", "", "Use 'full' or 'process'.")
+        if timeout < 0:
+            raise UsageError(f"timeout={timeout!r} is below zero", "", "Give seconds.")
+        # One name for one file: SQLite's log and our locks lie beside it.
+        self.path = os.path.realpath(name)
+        self.url = f"sqlite:///{self.path}"
+        self.timeout = timeout
+        self.durability = durability
+        sqlite_check.refuse_network(self.path, network_ok)
+        self._db = Database(self.path, timeout=timeout, full=durability == "full")
+        self._locks = LockFile(f"{self.path}-locks")
+        self._claims: dict[int, Claim] = {}
+        self._sql = sql("sqlite_commit")
+
+    # -- writing
+
+    def commit(self, commit: Commit) -> Committed:
+        check_id(commit.task)
+        _probe.at("commit.begin")
+        stage = self._stage(commit) if len(commit.objects) > 1 and _size(commit.objects) > BATCH else None
+        try:
+            written: Committed | None = None
+            try:
+                with self._db.writing(commit.sync) as conn:
+                    look = self._look(conn, commit)
+                    written = self._write(conn, look, commit, stage)
+                    _probe.at("commit.before")
+            except CommitFailed as failed:
+                return self._settle(commit, look, written, failed.cause)
+            _probe.at("commit.after")
+            return written
+        except BaseException:
+            if stage is not None:
+                self._forget(stage)
+            raise
+        finally:
+            if stage is not None:
+                stage.claim.free()
+
+    def transact(self, task: str, guard: Guard, call: CallRow, body: Callable[[Any], Commit]) -> Committed:
+        written: Committed | None = None
+        commit: Commit | None = None
+        look: _Look | None = None
+        try:
+            with self._db.writing(True) as conn:
+                found = conn.rows(self._sql["look"], (task, "", ""))
+                if not found:
+                    raise _no_task(task)
+                look = _Look._make(found[0])
+                self._check_guard(task, guard, look)
+                self._compare(conn, task, look.n, "call", call, {})
+                mark = secrets.token_hex(16)
+                conn.execute(self._sql["mark"], (mark, look.n))
+                with tool_may(conn):
+                    commit = body(conn)
+                    _probe.at("transact.body")
+                # SQLite itself ends a transaction when the disk is full or fails, and the tool may have swallowed that error.
+                if not conn.in_transaction or conn.rows(self._sql["marked"], (look.n,)) != [(mark,)]:
+                    raise Unavailable(
+                        f"the transaction of call {call.no} of task {task!r} was ended by SQLite",
+                        "an error inside the tool, such as a full disk, rolled it back",
+                        "Look at what the tool wrote, then settle the call.",
+                        unknown=True,
+                        id=commit.id,
+                        task=task,
+                    )
+                if commit.task != task or commit.guard != guard:
+                    raise UsageError("the body of transact returned a commit of another task or run", "", "Return its own.")
+                written = self._write(conn, self._look(conn, commit), commit, None)
+                _probe.at("transact.before")
+        except CommitFailed as failed:
+            assert commit is not None
+            assert look is not None
+            return self._settle(commit, look, written, failed.cause)
+        _probe.at("transact.after")
+        assert written is not None
+        return written
+
+    def connection(self) -> AbstractContextManager[apsw.Connection]:
+        """Lend the writing connection, outside any transaction, for tables that tools keep in the same file.
+
+        While it is lent nothing else in this process can write. A transaction that the body leaves open is rolled back.
+        """
+        return self._lend()
+
+    @contextmanager
+    def _lend(self) -> Iterator[apsw.Connection]:
+        db = self._db
+        conn = db.lock_writer()
+        try:
+            try:
+                db.level(conn, True)
+                with tool_may(conn, transactions=True):
+                    yield conn
+            except apsw.Error as error:
+                raise translate(error, self.path) from error
+            if conn.in_transaction:
+                raise UsageError("a lent connection came back with an open transaction", "it was rolled back", "Commit it.")
+        finally:
+            if not db.poisoned:
+                db.rollback()
+                db.unlock_writer()
+
+    def _look(self, conn: Connection, commit: Commit) -> _Look:
+        """Read what the commit is compared with, and refuse what its guard does not allow; creates the task."""
+        new = commit.checkpoint
+        at = ("", "") if new is None else (new.space, new.branch)
+        found = conn.rows(self._sql["look"], (commit.task, *at))
+        if found:
+            return _Look._make(found[0])
+        if new is None or commit.guard is not None:
+            raise _no_task(commit.task)
+        conn.rows(self._sql["new_task"], (commit.task, _now()))
+        return _Look._make(conn.rows(self._sql["look"], (commit.task, *at))[0])
+
+    def _write(self, conn: Connection, look: _Look, commit: Commit, stage: _Stage | None) -> Committed:
+        """The contract's steps in their order, inside the caller's transaction."""
+        new, n, task, put = commit.checkpoint, look.n, commit.task, conn.execute
+        at = None if look.head_seq is None or look.head_id is None else Head(look.head_seq, look.head_id)
+        if new is not None and (there := conn.rows(self._sql["same_id"], (n, new.space, commit.id))):
+            return _existing(commit, new, there[0], at)
+        if commit.guard is not None:
+            self._check_guard(task, commit.guard, look)
+        elif not commit.anyway:
+            self._refuse_if_held(task, look.state, look.lease_id, look.holder, look.acquired_at)
+        if new is None and look.last_commit == commit.id:
+            return self._repeated(conn, look, commit)
+        if new is not None and at != commit.expect:
+            raise _moved(commit, new, at)
+        if (on := commit.stands_on) is not None and conn.rows(self._sql["id_at"], (key(n, on.seq),)) != [(on.id,)]:
+            raise _gone(task, on)
+
+        size = self._put_objects(conn, n, commit.objects, stage)
+        _probe.at("commit.objects")
+        next_call, next_pause, position, next_line = look.next_call, look.next_pause, look.position, look.next_line
+        calls: dict[int, CallRow] = {}
+        for write in commit.calls:
+            row = write.row
+            if row.version == 0:
+                row = replace(row, no=next_call)
+                next_call += 1
+            else:
+                self._compare(conn, task, n, "call", row, calls)
+            row = _stamped(write.stamp, row, position)
+            position += bool(write.stamp)
+            row = calls[row.no] = row.sealed(task)
+            record = values(n, row.no, row, CALL)
+            put(PUT_CALL, record)
+            size += _bytes(record)
+        pauses: dict[int, PauseRow] = {}
+        for ask in commit.pauses:
+            pause = ask.row
+            if pause.version == 0:
+                pause = replace(pause, no=next_pause, version=1)
+                next_pause += 1
+            else:
+                self._compare(conn, task, n, "pause", pause, pauses)
+                pause = replace(pause, version=pause.version + 1)
+            pause = pauses[pause.no] = pause.sealed(task)
+            record = values(n, pause.no, pause, PAUSE)
+            put(PUT_PAUSE, record)
+            size += _bytes(record)
+        head, seq, current = None, look.next_seq, look.branch
+        if new is not None:
+            head = commit.expect
+            sealed: CheckpointRow = replace(new, id=commit.id, seq=seq).sealed(task)
+            record = values(n, seq, sealed, CHECKPOINT)
+            put(PUT_CHECKPOINT, record)
+            size += _bytes(record)
+            if commit.moves_head:
+                head = Head(seq, commit.id)
+                if at is not None:
+                    put(self._sql["move_branch"], (n, new.space, new.branch, seq, commit.id))
+                else:
+                    line = next_line if commit.line is None else commit.line
+                    next_line = max(next_line, line + 1)
+                    if new.space == "" and not conn.rows(self._sql["has_branch"], (n,)):
+                        current = new.branch  # a task's first branch is its current one
+                    put(self._sql["new_branch"], (n, new.space, new.branch, seq, commit.id, line, new.parent_seq))
+        _probe.at("commit.row")
+        more = new is not None
+        counters = (seq + more, next_call, next_pause, next_line, position)
+        put(self._sql["set_task"], (n, *counters, current, int(more), commit.id, _now()))
+        self._patch(conn, n, commit.patch)
+        if stage is not None:
+            put(self._sql["end_stage"], (stage.k,))
+        return Committed(seq if more else None, head, False, tuple(calls.values()), tuple(pauses.values()), size)
+
+    def _put_objects(self, conn: Connection, n: int, objects: tuple[Obj, ...], stage: _Stage | None) -> int:
+        # What was staged is still there unless somebody has swept this task since; then all is sent again.
+        if stage is not None:
+            found = conn.rows(self._sql["staged"], (n, stage.k))
+            if stage.n == n and found == [(stage.sweeps,)]:
+                return _size(objects)
+        statement, size = self._sql["object"], 0
+        for obj in objects:
+            conn.execute(statement, (n, None, obj.name, obj.refs, obj.data))
+            if conn.changes():
+                size += 16 + len(obj.refs) + len(obj.data)
+        return size
+
+    def _patch(self, conn: Connection, n: int, patch: TaskPatch | None) -> None:
+        if patch is None:
+            return
+        fields = (patch.status, patch.agent, patch.reason, patch.raised, patch.parent, patch.branch)
+        if fields.count(None) < len(fields):
+            conn.execute(self._sql["patch_task"], (n, *fields))
+        if patch.input is not None:
+            conn.execute(self._sql["set_input"], (n, patch.input))
+
+    def _compare(
+        self, conn: Connection, task: str, n: int, kind: str, row: CallRow | PauseRow, earlier: dict[int, Any]
+    ) -> None:
+        if (mine := earlier.get(row.no)) is not None:
+            version = mine.version
+        else:
+            found = conn.rows(f"SELECT version FROM sp_{kind}s WHERE k = ?", (key(n, row.no),))
+            if not found:
+                raise NotFound(f"{kind} {row.no} of task {task!r} does not exist", task=task, row=f"{kind} {row.no}")
+            version = found[0][0]
+        if version != row.version:
+            raise Conflict(
+                f"{kind} {row.no} of task {task!r} has changed",
+                f"it is at version {version}, not {row.version}",
+                "Read it again; nothing was written.",
+                task=task,
+                row=f"{kind} {row.no}",
+            )
+
+    def _repeated(self, conn: Connection, look: _Look, commit: Commit) -> Committed:
+        """Answer a commit without a checkpoint that was the last to land on its task: with its rows as they are."""
+        fresh_calls = look.next_call - sum(w.row.version == 0 for w in commit.calls)
+        fresh_pauses = look.next_pause - sum(w.row.version == 0 for w in commit.pauses)
+        calls, pauses = [], []
+        for write in commit.calls:
+            no, fresh_calls = (fresh_calls, fresh_calls + 1) if write.row.version == 0 else (write.row.no, fresh_calls)
+            found = conn.rows(sqlite_rows.GET_CALL, (key(look.n, no),))
+            calls += [sqlite_rows.call(row) for row in found]
+        for ask in commit.pauses:
+            no, fresh_pauses = (fresh_pauses, fresh_pauses + 1) if ask.row.version == 0 else (ask.row.no, fresh_pauses)
+            found = conn.rows(sqlite_rows.GET_PAUSE, (key(look.n, no),))
+            pauses += [sqlite_rows.pause(row) for row in found]
+        return Committed(None, None, True, tuple(calls), tuple(pauses), 0)
+
+    # -- when COMMIT did not say
+
+    def _settle(self, commit: Commit, before: _Look, written: Committed | None, cause: SafepointError) -> Committed:
+        """After an error out of COMMIT: look under the lock whether it landed, and make the answer stay true."""
+        assert written is not None
+        unknown = Unavailable(
+            f"whether the last write to task {commit.task!r} landed is not known",
+            str(cause),
+            f"Ask for checkpoint id {commit.id!r} once the store answers again."
+            if commit.checkpoint
+            else "Read the task again.",
+            id=commit.id,
+            task=commit.task,
+            unknown=True,
+        )
+        try:
+            with self._db.writing(True) as conn:
+                landed = self._landed(conn, commit, before, written)
+                # The frames of a commit whose fsync failed lie in the log beyond its end, and a process that opens the
+                # log after a crash would take them for good. A write of our own overwrites them: only then is it gone.
+                conn.execute(self._sql["nonce"])
+        except (CommitFailed, SafepointError):
+            raise unknown from cause
+        if landed is None:
+            raise unknown from cause
+        if not landed:
+            raise cause
+        return written
+
+    def _landed(self, conn: Connection, commit: Commit, before: _Look, written: Committed) -> bool | None:
+        look = conn.rows(self._sql["look"], (commit.task, "", ""))
+        if not look:
+            return False
+        now = _Look._make(look[0])
+        if commit.checkpoint is not None:
+            return bool(conn.rows(self._sql["same_id"], (now.n, commit.checkpoint.space, commit.id)))
+        if now.last_commit == commit.id:
+            return True
+        if now.last_commit == before.last_commit:
+            return False
+        # Somebody else has written since. A row with our seal is ours; one at a later version may have been.
+        rows: tuple[tuple[str, CallRow | PauseRow], ...] = (
+            *(("call", row) for row in written.calls),
+            *(("pause", row) for row in written.pauses),
+        )
+        for kind, row in rows:
+            found = conn.rows(f"SELECT seal, version FROM sp_{kind}s WHERE k = ?", (key(now.n, row.no),))
+            if found and found[0][0] == row.seal:
+                return True
+            if not found or found[0][1] <= row.version:
+                return False
+        return None
+
+    # -- big saves
+
+    def _stage(self, commit: Commit) -> _Stage:
+        """Send the objects of a big save ahead in transactions of about 1 MB, so that others wait for one of them only."""
+        claim = self._claim()
+        stage: _Stage | None = None
+        try:
+            with self._db.writing(False) as conn:
+                if commit.guard is not None:
+                    self._check_guard(commit.task, commit.guard, self._look(conn, commit))
+                sqlite_sweep.drop_dead_stages(conn, self._locks)
+                k, n = conn.rows(self._sql["new_stage"], (commit.task, claim.byte))[0]
+            found = [(n, 0)]
+            for batch in _batches(commit.objects):
+                with self._db.writing(False) as conn:
+                    found = conn.rows(self._sql["sweeps"], (commit.task,)) or [(n, 0)]
+                    if stage is None:
+                        stage = _Stage(k, claim, n, found[0][1])
+                    conn.executemany(self._sql["object"], [(n, k, o.name, o.refs, o.data) for o in batch])
+                _probe.at("commit.staged")
+            assert stage is not None
+            return stage
+        except BaseException as error:
+            claim.free()
+            if isinstance(error, CommitFailed):
+                raise error.cause from error
+            raise
+
+    def _forget(self, stage: _Stage) -> None:
+        """The save did not land: its objects are garbage, for the next sweep."""
+        try:
+            with self._db.writing(False) as conn:
+                conn.execute(self._sql["end_stage"], (stage.k,))
+        except (CommitFailed, SafepointError):
+            pass  # the claim is freed in any case, and a row whose byte is free means the same
+
+    # -- leases
+
+    def _claim(self) -> Claim:
+        while True:
+            claim = self._locks.claim(secrets.randbits(62))
+            if claim is not None:
+                return claim
+
+    def _check_guard(self, task: str, guard: Guard, look: _Look) -> None:
+        if (look.fence, look.token, look.state) != (*guard, "held") or not self._locks.is_held(look.lease_id or 0):
+            now = "nobody holds it" if look.state != "held" or look.fence == guard.fence else f"the fence is {look.fence}"
+            raise LeaseLost(
+                f"the hold of task {task!r} with fence {guard.fence} is over",
+                now,
+                "Resume the task; nothing was written.",
+                task=task,
+            )
+
+    def _refuse_if_held(
+        self, task: str, state: str | None, lease_id: int | None, holder: bytes | None, acquired_at: int | None
+    ) -> None:
+        if state == "held" and lease_id is not None and self._locks.is_held(lease_id):
+            raise people.lease_held(task, holder or b"", acquired_at or 0)
+
+    def acquire(self, task: str, holder: bytes, *, steal: bool = False) -> Grant:
+        check_id(task)
+        # Before the row names it: a row whose byte is free means that its holder is dead.
+        claim = self._claim()
+        _probe.at("acquire.locked")
+        grant: Grant | None = None
+        try:
+            try:
+                with self._db.writing(True) as conn:
+                    grant = self._take(conn, task, holder, claim, steal)
+            except CommitFailed as failed:
+                assert grant is not None
+                self._settle_lease(task, grant.guard, failed.cause)
+            _probe.at("acquire.after")
+            assert grant is not None
+            self._claims[claim.byte] = claim
+            return grant
+        except BaseException:
+            claim.free()
+            raise
+
+    def _take(self, conn: Connection, task: str, holder: bytes, claim: Claim, steal: bool) -> Grant:
+        found = conn.rows(self._sql["lease"], (task,))
+        if not found:
+            n = conn.rows(self._sql["new_task"], (task, _now()))[0][0]
+            found = [(n, None, None, None, None, None, None, None)]
+        n, fence, _token, lease_id, state, old, since, presumed = found[0]
+        if state is None:
+            previous, fence, presumed = "", 0, 0
+        elif state == "released":
+            previous = "released"
+        elif not self._locks.is_held(lease_id):
+            previous = "dead"
+        elif steal:
+            previous, presumed = "presumed_dead", fence
+        else:
+            raise people.lease_held(task, old, since)
+        guard = Guard(fence + 1, secrets.token_hex(16))
+        conn.execute(self._sql["take"], (n, *guard, claim.byte, holder, _now(), presumed))
+        conn.execute(self._sql["taken"], (_now(), n))
+        return Grant(guard, previous, presumed, claim)
+
+    def _settle_lease(self, task: str, guard: Guard, cause: SafepointError) -> None:
+        try:
+            with self._db.writing(True) as conn:
+                found = conn.rows(self._sql["lease"], (task,))
+                conn.execute(self._sql["nonce"])
+        except (CommitFailed, SafepointError):
+            raise cause from None
+        if not found or tuple(found[0][1:3]) != guard:
+            raise cause
+
+    def release(self, task: str, grant: Grant, patch: TaskPatch | None = None) -> None:
+        try:
+            with self._db.writing(True) as conn:
+                found = conn.rows(self._sql["lease"], (task,))
+                if found and tuple(found[0][1:3]) == grant.guard and found[0][4] == "held":
+                    n = found[0][0]
+                    conn.execute(self._sql["give_back"], (n, *grant.guard))
+                    self._patch(conn, n, patch)
+                    conn.execute(self._sql["touch"], (_now(), n))
+        except CommitFailed as failed:
+            raise Unavailable(
+                f"whether task {task!r} was released is not known",
+                str(failed.cause),
+                "Release it again.",
+                task=task,
+                unknown=True,
+            ) from failed.cause
+        # After the row: the other way round, the holder would look dead for a moment.
+        self.abandon(task, grant)
+        _probe.at("release.after")
+
+    def abandon(self, task: str, grant: Grant) -> None:
+        if isinstance(grant.handle, Claim):
+            self._claims.pop(grant.handle.byte, None)
+            try:
+                grant.handle.free()
+            except OSError:
+                pass  # the kernel refuses no unlocking of a range that is ours; if it did, only our end would free it
+
+    # -- removing
+
+    def prune(self, task: str, seqs: Any, *, space: str = "", dry_run: bool = False) -> Pruned:
+        return sqlite_sweep.prune(self._db, self._locks, task, seqs, space, dry_run)
+
+    def pin(self, task: str, seq: int, pinned: bool, *, space: str = "") -> bool:
+        return sqlite_sweep.pin(self._db, task, seq, pinned, space)
+
+    def delete_task(self, task: str) -> bool:
+        def refuse_if_held(state: str, lease_id: int, holder: bytes, acquired_at: int) -> None:
+            self._refuse_if_held(task, state, lease_id, holder, acquired_at)
+
+        return sqlite_sweep.delete_task(self._db, task, refuse_if_held)
+
+    # -- the store itself
+
+    def check(self) -> list[Finding]:
+        return sqlite_check.check(self._db, Path(self.path))
+
+    def close(self) -> None:
+        if self._db.closed:
+            return
+        self._db.close()
+        # What a closed store held is free, as after a death: nobody is left who could release it.
+        for claim in list(self._claims.values()):
+            claim.free()
+        self._claims.clear()
+        self._locks.close()
+
+
+def _existing(commit: Commit, new: CheckpointRow, there: tuple[Any, ...], at: Head | None) -> Committed:
+    seq, *same = there
+    if same != [new.branch, new.parent_seq, new.digest]:
+        raise UsageError(
+            f"checkpoint id {commit.id!r} of task {commit.task!r} is taken",
+            "another state was saved under it",
+            "Use a new id for each checkpoint.",
+            task=commit.task,
+            id=commit.id,
+        )
+    return Committed(seq, at, True)
+
+
+def _no_task(task: str) -> NotFound:
+    return NotFound(f"task {task!r} does not exist", "", "Save a checkpoint of it first.", task=task)
+
+
+def _gone(task: str, on: Head) -> NotFound:
+    return NotFound(
+        f"checkpoint {task}@{on.seq} is gone", "this commit stands on it", "Load the task again; nothing was written.",
+        task=task, seq=on.seq,
+    )  # fmt: skip
+
+
+def _moved(commit: Commit, new: CheckpointRow, at: Head | None) -> Conflict:
+    where = "it does not exist" if at is None else f"it stands at {at.seq}"
+    wanted = "a new branch was expected" if commit.expect is None else f"{commit.expect.seq} was expected"
+    if at is not None and commit.expect is not None and at.seq == commit.expect.seq:
+        wanted += ", with another id"
+    return Conflict(
+        f"branch {new.branch!r} of task {commit.task!r} has moved",
+        f"{where}, {wanted}",
+        "Load it again; nothing was written.",
+        task=commit.task,
+        branch=new.branch,
+        head=None if at is None else at.seq,
+    )
+
+
+def _stamped(stamp: str, row: CallRow, position: int) -> CallRow:
+    if stamp == "began":
+        return replace(row, version=row.version + 1, began=position)
+    if stamp == "ended":
+        return replace(row, version=row.version + 1, ended=position)
+    return replace(row, version=row.version + 1)
+
+
+def _size(objects: tuple[Obj, ...]) -> int:
+    return sum([16 + len(obj.refs) + len(obj.data) for obj in objects])
+
+
+def _bytes(record: tuple[Any, ...]) -> int:
+    return sum([len(v) for v in record if isinstance(v, bytes | str)])
+
+
+def _batches(objects: tuple[Obj, ...]) -> Iterator[list[Obj]]:
+    batch: list[Obj] = []
+    size = 0
+    for obj in objects:
+        batch.append(obj)
+        size += 16 + len(obj.refs) + len(obj.data)
+        if size >= BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _now() -> int:
+    return time.time_ns() // 1000

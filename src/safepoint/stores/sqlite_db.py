@@ -1,0 +1,529 @@
+"""One SQLite file as this process sees it: a writing and a reading connection, their locks, and what errors and forks do.
+
+The writing connection is used by one thread at a time, the reading one by another; more connections per process are slower,
+not faster. No transaction is left open by an exception, KeyboardInterrupt included, and no connection is taken over a fork.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from functools import cache
+from importlib import resources
+from types import TracebackType
+from typing import Any
+
+import apsw
+
+from safepoint.errors import Damaged, NewerFormat, SafepointError, StoreFull, Unavailable, UsageError
+
+__all__ = ["CommitFailed", "Database", "sql", "translate"]
+
+APPLICATION_ID = 0x53504E54  # "SPNT"
+SCHEMA = 1
+
+
+@cache
+def sql(name: str) -> dict[str, str]:
+    """Return the statements of a file in sql/, by the names in their ``-- name:`` lines."""
+    text = (resources.files("safepoint.stores") / "sql" / f"{name}.sql").read_text(encoding="utf-8")
+    found = {}
+    for part in text.split("-- name:")[1:]:
+        key, _, statement = part.partition("\n")
+        found[key.strip()] = " ".join(statement.split()).removesuffix(";")
+    return found
+
+
+class CommitFailed(Exception):
+    """An error came out of COMMIT: whether the transaction landed is not known. ``cause`` is what SQLite said."""
+
+    def __init__(self, cause: SafepointError) -> None:
+        super().__init__(cause)
+        self.cause = cause
+
+
+def translate(error: apsw.Error, path: str) -> SafepointError:
+    """Say in the library's terms what SQLite said."""
+    why = str(error)
+    if isinstance(error, apsw.FullError):
+        return StoreFull(
+            f"no room for {path}",
+            why,
+            "Free space on its disk and try again; deleting checkpoints does not help, as that needs room too",
+            path=path,
+        )
+    if isinstance(error, apsw.CorruptError | apsw.NotADBError | apsw.FormatError):
+        return Damaged(f"{path} is no sound SQLite database", why, "Restore it from a backup.", path=path)
+    if isinstance(error, apsw.BusyError | apsw.LockedError | apsw.ProtocolError):
+        return Unavailable(f"{path} is in use", "another process kept writing", "Try again, or raise timeout.", path=path)
+    if isinstance(error, apsw.IOError):
+        if getattr(error, "extendedresult", 0) in {
+            apsw.SQLITE_IOERR_CORRUPTFS,
+            apsw.SQLITE_IOERR_DATA,
+            apsw.SQLITE_IOERR_SHORT_READ,
+        }:
+            return Damaged(f"{path} cannot be read whole", why, "Restore it from a backup.", path=path)
+        return Unavailable(f"{path} cannot be read or written", why, "Look at the disk and its log.", path=path)
+    if isinstance(error, apsw.CantOpenError | apsw.ReadOnlyError | apsw.PermissionsError | apsw.AuthError):
+        return Unavailable(f"{path} cannot be opened for writing", why, "Look at its folder and permissions.", path=path)
+    if isinstance(error, apsw.TooBigError):
+        return UsageError("a value is too large for SQLite", why, "One object may have up to 1 GB.", path=path)
+    return Unavailable(f"{path} did not do what was asked", f"{type(error).__name__}: {why}", path=path)
+
+
+class Connection(apsw.Connection):
+    """One that only its Database can close: it is lent to tools."""
+
+    _owned = True
+
+    def close(self, force: bool = False) -> None:
+        if self._owned:
+            raise UsageError("this connection belongs to the store", "it was only lent", "Leave it open.")
+        super().close(force)
+
+    def rows(self, statement: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        """All rows, so that no statement stays half read and keeps its snapshot open."""
+        return self.execute(statement, values).fetchall()
+
+
+class _Patience:
+    """A busy handler that sleeps a short random time. SQLite's own waits ever longer, and the longest waiter starves."""
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self.until = 0.0
+
+    def __call__(self, tries: int) -> bool:
+        now = time.monotonic()
+        if tries == 0:
+            self.until = now + self.timeout
+        elif now >= self.until:
+            return False
+        time.sleep(random.uniform(0.0001, 0.0015))
+        return True
+
+
+class Database:
+    """Connections to one file, opened when needed. Verbs go through ``writing`` and ``reading``."""
+
+    def __init__(self, path: str, *, timeout: float, full: bool) -> None:
+        self.path = path
+        self.timeout = timeout
+        self.full = full
+        self.closed = False
+        self.poisoned = False
+        self._write_lock = threading.RLock()
+        self._read_lock = threading.RLock()
+        self._writer: Connection | None = None
+        self._reader: Connection | None = None
+        self._reader_stale = False
+        self._inode = (0, 0)
+        self._sync = ""
+        self.busy = False
+        self.reader_busy = False
+        self._got_write = self._got_read = False
+        with _opening:
+            self._create()
+            self.order = next(_counter)
+            with self._write_lock:
+                self._open_writer()
+                _databases.add(self)
+
+    # -- writing
+
+    def writing(self, sync: bool) -> _Writing:
+        """A write transaction: ``with db.writing(sync) as conn``. An error out of its COMMIT is CommitFailed."""
+        return _Writing(self, sync)
+
+    def lock_writer(self) -> Connection:
+        """Take the lock of the writing connection, which must not be in use by this same thread."""
+        self.usable()
+        if not self._write_lock.acquire(timeout=self.timeout):
+            raise Unavailable(f"{self.path} is in use", "another thread kept writing", "Try again, or raise timeout.")
+        try:
+            self.usable()
+            if self.busy:
+                raise UsageError(
+                    "the store is written to from inside one of its own transactions",
+                    "a transactional tool, or the body of connection(), called it",
+                    "Use the connection that was given, and the store after it.",
+                )
+            conn = self._writer if self._writer is not None and self._in_place() else self._open_writer()
+            self.busy = True
+            return conn
+        except apsw.Error as error:
+            self._write_lock.release()
+            raise translate(error, self.path) from error
+        except BaseException:
+            self._write_lock.release()
+            raise
+
+    def unlock_writer(self) -> None:
+        self.busy = False
+        self._write_lock.release()
+
+    def level(self, conn: Connection, sync: bool) -> None:
+        # Inside a transaction SQLite refuses this pragma, so it is chosen before; it costs a microsecond.
+        level = "PRAGMA synchronous=FULL" if sync and self.full else "PRAGMA synchronous=NORMAL"
+        if level != self._sync:
+            self._sync = ""
+            conn.execute(level)
+            self._sync = level
+
+    def rollback(self) -> None:
+        """End the transaction, if there still is one (SQLite ends it by itself after some errors)."""
+        conn = self._writer
+        try:
+            if conn is not None and conn.in_transaction:
+                conn.execute("ROLLBACK")
+        except apsw.Error:
+            self._writer = _shut(conn)  # its transaction ends with it
+
+    # -- reading
+
+    def reading(self) -> _Reading:
+        """A read transaction: one snapshot, ended when the block is left."""
+        return _Reading(self)
+
+    # -- opening and closing
+
+    def _create(self) -> None:
+        # Made here and not by SQLite, which would make it readable for all. Nothing in this process can have locks on a
+        # file that did not exist, so that closing this descriptor drops none.
+        try:
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise Unavailable(
+                f"{self.path} cannot be made",
+                error.strerror or str(error),
+                "Make its folder, or open another file.",
+                path=self.path,
+            ) from error
+
+    def _connect(self) -> Connection:
+        # Never with SQLITE_OPEN_CREATE: if the file was removed under us, that must not look like an empty store.
+        conn = Connection(self.path, flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=100)
+        try:
+            conn.set_busy_handler(_Patience(self.timeout))
+            conn.execute("PRAGMA trusted_schema=OFF; PRAGMA cell_size_check=ON; PRAGMA foreign_keys=OFF")
+            if sys.platform == "darwin":
+                conn.execute("PRAGMA fullfsync=ON; PRAGMA checkpoint_fullfsync=ON")
+        except BaseException:
+            _shut(conn)
+            raise
+        return conn
+
+    def _open_writer(self) -> Connection:
+        self._writer = _shut(self._writer)
+        self._sync = ""
+        until = time.monotonic() + self.timeout
+        while True:
+            conn = None
+            try:
+                st = os.stat(self.path)
+                conn = self._connect()
+                conn.execute("PRAGMA page_size=8192")
+                if conn.rows("PRAGMA journal_mode=WAL") != [("wal",)]:
+                    raise Unavailable(
+                        f"{self.path} cannot use a write-ahead log", "", "Put it on a local disk.", path=self.path
+                    )
+                conn.execute("PRAGMA wal_autocheckpoint=1000")
+                self._prepare(conn)
+            except (apsw.BusyError, apsw.LockedError) as error:
+                # The switch to WAL does not ask the busy handler when two do it at once.
+                _shut(conn)
+                if time.monotonic() >= until:
+                    raise translate(error, self.path) from error
+                time.sleep(random.uniform(0.0005, 0.005))
+            except apsw.Error as error:
+                _shut(conn)
+                raise translate(error, self.path) from error
+            except FileNotFoundError as error:
+                raise self._moved() from error
+            except BaseException:
+                _shut(conn)
+                raise
+            else:
+                self._inode = (st.st_dev, st.st_ino)
+                self._writer = conn
+                return conn
+
+    def _in_place(self) -> bool:
+        """Whether the path still leads to the file that is open: what is written to one that was removed is lost."""
+        try:
+            st = os.stat(self.path)
+        except FileNotFoundError:
+            raise self._moved() from None
+        if (st.st_dev, st.st_ino) == self._inode:
+            return True
+        self._reader_stale = True
+        return False
+
+    def _moved(self) -> Unavailable:
+        return Unavailable(
+            f"{self.path} is gone",
+            "it was moved or removed while in use",
+            "Put it back, or open the store anew.",
+            path=self.path,
+        )
+
+    def _prepare(self, conn: Connection) -> None:
+        if self._version(conn) == SCHEMA:
+            return
+        conn.execute("BEGIN IMMEDIATE")
+        try:
+            if self._version(conn) == 0:
+                # A file with tables of others keeps the numbers that they gave it.
+                fresh = conn.rows("SELECT count(*) FROM sqlite_schema")[0][0] == 0
+                conn.execute((resources.files("safepoint.stores") / "sql" / "sqlite_1.sql").read_text(encoding="utf-8"))
+                conn.execute("INSERT INTO sp_meta VALUES ('schema', ?), ('nonce', 0)", (SCHEMA,))
+                if fresh:
+                    conn.execute(f"PRAGMA application_id={APPLICATION_ID}")
+                if conn.rows("PRAGMA user_version") == [(0,)]:
+                    conn.execute(f"PRAGMA user_version={SCHEMA}")
+            conn.execute("COMMIT")
+        except BaseException:
+            if conn.in_transaction:
+                conn.execute("ROLLBACK")
+            raise
+
+    def _version(self, conn: Connection) -> int:
+        ours = conn.rows("PRAGMA application_id") == [(APPLICATION_ID,)]
+        version = int(conn.rows("PRAGMA user_version")[0][0]) if ours else 0
+        if conn.rows("SELECT 1 FROM sqlite_schema WHERE name='sp_meta'"):
+            stored = conn.rows("SELECT value FROM sp_meta WHERE key='schema'")
+            if not stored or not isinstance(stored[0][0], int):
+                raise Damaged(f"{self.path} does not say which version it has", "", "Restore it from a backup.", path=self.path)
+            version = max(version, stored[0][0])
+        if version > SCHEMA:
+            raise NewerFormat(
+                f"{self.path} has store format {version}",
+                f"this safepoint knows formats up to {SCHEMA}",
+                "Install a newer safepoint; the file was left as it is.",
+                path=self.path,
+            )
+        return version
+
+    def lock_reader(self) -> Connection:
+        self.usable()
+        if not self._read_lock.acquire(timeout=self.timeout):
+            raise Unavailable(f"{self.path} is in use", "another thread kept reading", "Try again, or raise timeout.")
+        try:
+            self.usable()
+            if self.reader_busy:
+                raise UsageError("the store is read from inside one of its own reads", "", "Read one after the other.")
+            if self._reader_stale:
+                self._reader = _shut(self._reader)
+                self._reader_stale = False
+            conn = self._reader
+            if conn is None:
+                conn = self._connect()
+                conn.execute("PRAGMA query_only=ON")
+                self._reader = conn
+            self.reader_busy = True
+            return conn
+        except apsw.Error as error:
+            self._read_lock.release()
+            raise translate(error, self.path) from error
+        except BaseException:
+            self._read_lock.release()
+            raise
+
+    def end_read(self) -> None:
+        conn = self._reader
+        try:
+            if conn is not None and conn.in_transaction:
+                conn.execute("COMMIT")
+        except apsw.Error:
+            self._reader = _shut(conn)
+        finally:
+            self.reader_busy = False
+            self._read_lock.release()
+
+    def usable(self) -> None:
+        if self.closed:
+            raise UsageError(f"the store {self.path} is closed", "", "Open it again.")
+        if self.poisoned:
+            raise UsageError(
+                f"the store {self.path} cannot be used in this process",
+                "it was forked in the middle of a transaction",
+                "Open a store of its own in the child.",
+            )
+
+    def close(self) -> None:
+        with self._write_lock:
+            if self.busy:
+                raise UsageError("the store is closed from inside one of its own transactions", "", "Close it after them.")
+            with self._read_lock:
+                self.closed = True
+                self._drop()
+
+    def _drop(self) -> None:
+        # The reader first: the last connection to go folds the log into the file, which needs one that may write.
+        self._reader = _shut(self._reader)
+        self._writer = _shut(self._writer)
+
+    def connections_on_file(self) -> int:
+        """How many connections this process has to the same file, through this store and others."""
+        return sum((db._writer is not None) + (db._reader is not None) for db in list(_databases) if db._inode == self._inode)
+
+    # -- fork
+
+    def _before_fork(self) -> None:
+        # A lock that does not come in time belongs to a thread that is in the middle of something: the child goes without.
+        self._got_write = self._write_lock.acquire(timeout=self.timeout)
+        self._got_read = self._read_lock.acquire(timeout=self.timeout)
+        if self._got_read and not self.reader_busy:
+            self._reader = _shut(self._reader)
+        if self._got_write and not self.busy:
+            self._writer = _shut(self._writer)
+        if self._writer is not None or self._reader is not None:
+            import ctypes  # noqa: F401  (here, not in the child, where another thread may have held the import lock)
+
+    def _after_in_parent(self) -> None:
+        if self._got_read:
+            self._read_lock.release()
+        if self._got_write:
+            self._write_lock.release()
+
+    def _after_in_child(self) -> None:
+        for conn in (self._writer, self._reader):
+            if conn is not None:
+                self.poisoned = True
+                _leak(conn)
+        self._writer = self._reader = None
+        if self._got_read:
+            self._read_lock.release()
+        else:
+            self._read_lock = threading.RLock()
+        if self._got_write:
+            self._write_lock.release()
+        else:
+            self._write_lock = threading.RLock()
+
+
+class _Writing:
+    __slots__ = ("conn", "db", "sync")
+
+    def __init__(self, db: Database, sync: bool) -> None:
+        self.db = db
+        self.sync = sync
+
+    def __enter__(self) -> Connection:
+        db = self.db
+        conn = db.lock_writer()
+        try:
+            db.level(conn, self.sync)
+            conn.execute("BEGIN IMMEDIATE")
+        except apsw.Error as error:
+            db.rollback()
+            db.unlock_writer()
+            raise translate(error, db.path) from error
+        except BaseException:
+            db.rollback()
+            db.unlock_writer()
+            raise
+        self.conn = conn
+        return conn
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        db = self.db
+        if db.poisoned:
+            return  # a child that was forked in here: nothing of this transaction is its own
+        try:
+            if error is None:
+                try:
+                    self.conn.execute("COMMIT")
+                except apsw.Error as failure:
+                    raise CommitFailed(translate(failure, db.path)) from failure
+            elif isinstance(error, apsw.Error):
+                raise translate(error, db.path) from error
+        finally:
+            db.rollback()
+            db.unlock_writer()
+
+
+class _Reading:
+    __slots__ = ("db",)
+
+    def __init__(self, db: Database) -> None:
+        self.db = db
+
+    def __enter__(self) -> Connection:
+        conn = self.db.lock_reader()
+        try:
+            conn.execute("BEGIN")
+        except BaseException as error:
+            self.db.end_read()
+            if isinstance(error, apsw.Error):
+                raise translate(error, self.db.path) from error
+            raise
+        return conn
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if not self.db.poisoned:
+            self.db.end_read()
+        if isinstance(error, apsw.Error):
+            raise translate(error, self.db.path) from error
+
+
+def _shut(conn: Connection | None) -> Connection | None:
+    if conn is not None:
+        conn._owned = False
+        try:
+            conn.close(True)
+        except apsw.Error:
+            pass  # what could be said was said by the statement that failed
+    return None
+
+
+def _leak(conn: Connection) -> None:
+    """Keep an inherited connection from ever being closed in this process.
+
+    Closing would run SQLite's last-connection rites without the locks that the copy believes to hold: the log could be
+    deleted under the parent.
+    """
+    import ctypes
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(conn))
+
+
+# -- fork hooks. Registered after those of oslock, so that these locks are taken first: they are the outer ones.
+
+_opening = threading.RLock()
+_databases: weakref.WeakSet[Database] = weakref.WeakSet()
+_counter = itertools.count()
+_over_fork: list[Database] = []
+
+
+def _before() -> None:
+    _opening.acquire()
+    _over_fork[:] = sorted((db for db in _databases if not db.closed), key=lambda db: db.order)
+    for db in _over_fork:
+        db._before_fork()
+
+
+def _each(after: Callable[[Database], None]) -> None:
+    for db in reversed(_over_fork):
+        after(db)
+    _over_fork.clear()
+    _opening.release()
+
+
+def _in_parent() -> None:
+    _each(Database._after_in_parent)
+
+
+def _in_child() -> None:
+    _each(Database._after_in_child)
+
+
+os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -1,0 +1,129 @@
+"""Rows of the tables as the rows that the library speaks in, and the statements that name their columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+from safepoint.errors import Damaged
+from safepoint.rows import BranchRow, CallRow, CheckpointRow, Head, PauseRow, TaskRow
+from safepoint.stores.sqlite_db import sql
+
+CHECKPOINT = (
+    "seq", "id", "space", "branch", "parent_seq", "step", "kind", "label", "created_at", "format", "schema", "size", "pinned",
+    "digest", "seal", "metadata", "metrics", "refs", "root",
+)  # fmt: skip
+HEADER = CHECKPOINT[:-2]
+CALL = (
+    "no", "line", "step", "scope", "ident", "tool", "effect", "call_id", "idempotency_key", "op_key", "status", "attempts",
+    "fence", "base_seq", "started_at", "finished_at", "began", "ended", "not_done", "superseded", "reason", "version", "seal",
+    "policy", "args_refs", "result_refs", "error", "model", "args", "result",
+)  # fmt: skip
+PAUSE = (
+    "no", "line", "step", "space", "name", "occurrence", "call_no", "base_seq", "status", "asked_at", "answered_at", "version",
+    "seal", "question", "answer",
+)  # fmt: skip
+
+
+def _insert(table: str, names: tuple[str, ...]) -> str:
+    return f"INSERT OR REPLACE INTO {table} (k, task, {', '.join(names)}) VALUES (?, ?{', ?' * len(names)})"
+
+
+PUT_CHECKPOINT = _insert("sp_checkpoints", CHECKPOINT).replace(" OR REPLACE", "")
+PUT_CALL = _insert("sp_calls", CALL)
+PUT_PAUSE = _insert("sp_pauses", PAUSE)
+GET_CHECKPOINT = f"SELECT {', '.join(CHECKPOINT)} FROM sp_checkpoints WHERE k = ?"
+GET_CALL = f"SELECT {', '.join(CALL)} FROM sp_calls WHERE k = ?"
+GET_PAUSE = f"SELECT {', '.join(PAUSE)} FROM sp_pauses WHERE k = ?"
+GET_PAUSES = f"SELECT {', '.join(PAUSE)} FROM sp_pauses WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295 ORDER BY k"
+
+
+@cache
+def reads() -> dict[str, str]:
+    return {
+        name: text.replace("{call}", ", ".join(CALL)).replace("{header}", ", ".join(HEADER))
+        for name, text in sql("sqlite_read").items()
+    }
+
+
+def key(n: int, number: int) -> int:
+    """The rowid of a checkpoint, call or pause. A number that cannot be in it names no row."""
+    return n << 32 | number if 0 <= number < 1 << 32 else -1
+
+
+def values(n: int, number: int, row: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
+    return (n << 32 | number, n, *[getattr(row, name) for name in names])
+
+
+def checkpoint(found: tuple[Any, ...], names: tuple[str, ...] = CHECKPOINT) -> CheckpointRow:
+    fields = dict(zip(names, found, strict=True))
+    fields["pinned"] = bool(fields["pinned"])
+    return CheckpointRow(**fields)
+
+
+def call(found: tuple[Any, ...]) -> CallRow:
+    fields = dict(zip(CALL, found, strict=True))
+    fields["not_done"] = bool(fields["not_done"])
+    fields["superseded"] = bool(fields["superseded"])
+    return CallRow(**fields)
+
+
+def pause(found: tuple[Any, ...]) -> PauseRow:
+    return PauseRow(**dict(zip(PAUSE, found, strict=True)))
+
+
+def branch(found: tuple[Any, ...]) -> BranchRow:
+    space, name, seq, id, line, forked_from = found
+    return BranchRow(space, name, Head(seq, id), line, forked_from)
+
+
+def task(found: tuple[Any, ...]) -> TaskRow:
+    (
+        name,
+        status,
+        current,
+        seq,
+        id,
+        step,
+        agent,
+        input,
+        attempts,
+        reason,
+        parent,
+        raised,
+        created,
+        updated,
+        doubt,
+        asked,
+        n,
+    ) = found
+    return TaskRow(
+        task=name,
+        status=status,
+        branch=current,
+        head=None if seq is None else Head(seq, id),
+        step=step,
+        agent=agent,
+        input=input,
+        attempts=attempts,
+        reason=reason,
+        parent=parent,
+        raised=raised,
+        created_at=created,
+        updated_at=updated,
+        in_doubt=doubt,
+        open_pauses=asked,
+        checkpoints=n,
+    )
+
+
+def names(refs: Iterable[bytes]) -> list[bytes]:
+    """The names in these runs of 16-byte names, each once, in order of appearance."""
+    found: dict[bytes, None] = {}
+    for run in refs:
+        if len(run) % 16:
+            raise Damaged("a row's list of objects is cut off", f"it has {len(run)} bytes", "Load an earlier checkpoint.")
+        for i in range(0, len(run), 16):
+            found[run[i : i + 16]] = None
+    return list(found)
