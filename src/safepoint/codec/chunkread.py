@@ -1,0 +1,295 @@
+"""Chunks back to values: every object is verified as it is read, and every occurrence revived anew."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from typing import Any, Final
+
+import msgspec
+
+from safepoint.codec.nodes import (
+    DEPTH_MAX,
+    LEAF,
+    PAGE_BITS,
+    Item,
+    Node,
+    Page,
+    Split,
+    Tree,
+    Upper,
+    Value,
+    all_names,
+    array_head,
+    cuts,
+    item_level,
+    map_size,
+    name_of,
+    names_in,
+    ref_code,
+    size_of,
+    under,
+)
+from safepoint.codec.registry import Registry
+from safepoint.codec.values import decode, decode_plain
+from safepoint.errors import Damaged, SafepointError
+from safepoint.model import Obj
+
+_MAP: Final = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
+_LEAF: Final = msgspec.msgpack.Decoder(tuple[int, list[msgspec.Raw]])
+_INDEX: Final = msgspec.msgpack.Decoder(tuple[int, int, int])
+_ROOT: Final = msgspec.msgpack.Decoder(tuple[int, int, list[int], list[msgspec.Raw]])
+
+
+class _Cursor:
+    """The references of an object, used up in the order in which they stand."""
+
+    __slots__ = ("code", "i", "refs")
+
+    def __init__(self, refs: bytes) -> None:
+        self.refs = refs
+        self.i = 0
+        self.code = ref_code(0) if refs else b""
+
+    def take(self) -> bytes:
+        start = 16 * self.i
+        self.i += 1
+        self.code = ref_code(self.i) if 16 * self.i < len(self.refs) else b""
+        return self.refs[start : start + 16]
+
+    def end(self, what: str) -> None:
+        if 16 * self.i != len(self.refs):
+            raise _damaged(f"{what} cannot be read", "it does not use all of its references")
+
+
+def _damaged(what: str, why: str) -> Damaged:
+    return Damaged(what, why, "Restore it from a backup, or go back to an earlier checkpoint.")
+
+
+class _List:
+    """A list while it is read: encodings of the items, to be decoded in one call."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.deep: list[tuple[bytes, int]] = []  # items with objects under them: name and position
+        self.nodes: dict[int, Node] = {}  # what became of those, by their place in ``deep``
+        self.groups: list[tuple[Obj, int, int, list[Obj], list[tuple[int, int]]]] = []
+        self.uppers: list[list[Upper]] = []
+
+
+class Reader:
+    def __init__(self, objects: Mapping[bytes, Obj], registry: Registry | None) -> None:
+        self.objects = objects
+        self.registry = registry
+        self.seen: dict[bytes, Obj] = {}
+
+    def get(self, name: bytes) -> Obj:
+        obj = self.seen.get(name)
+        if obj is None:
+            obj = self.objects.get(name)
+            if obj is None:
+                raise _damaged(f"object {name.hex()} is missing", "")
+            if name_of(obj.refs, obj.data) != name:
+                raise _damaged(f"object {name.hex()} is not what its name says", "its bytes have changed")
+            self.seen[name] = obj
+        return obj
+
+    def decode(self, data: bytes, path: str, refs: Callable[[int], Any] | None = None) -> Any:
+        if self.registry is None:
+            return decode_plain(data, refs=refs)
+        return decode(data, self.registry, path=path, refs=refs)
+
+    def object(self, name: bytes, path: str, level: int) -> tuple[Any, Node]:
+        if level > DEPTH_MAX:
+            raise _damaged(f"object {name.hex()} is nested too deep", f"more than {DEPTH_MAX} objects lie within each other")
+        obj = self.get(name)
+        kind = obj.data[:1]
+        if kind == b"v":
+            if obj.refs:
+                value, kids = self.mapping(obj.data[1:], obj.refs, path, level + 1, name)
+                return value, Split(name, map_size(kids), kids, level)
+            return self.decode(obj.data[1:], path), Value(name, len(obj.data) - 1, obj.data, False)
+        if kind == b"r":
+            return self.tree(obj, path, level)
+        raise _damaged(f"object {name.hex()} is no value", f"its kind is {kind!r}")
+
+    def mapping(
+        self, data: bytes, refs: bytes, path: str, level: int, name: bytes | None = None
+    ) -> tuple[dict[str, Any], dict[str, Node]]:
+        what = "the root" if name is None else f"object {name.hex()}"
+        cursor = _Cursor(refs)
+        try:
+            raws = _MAP.decode(data)
+        except msgspec.MsgspecError as e:
+            raise _damaged(f"{what} cannot be read", str(e)) from None
+        found = self._members(raws, cursor, path, level, at_root=name is None)
+        cursor.end(what)
+        return found
+
+    def _members(
+        self, raws: dict[str, msgspec.Raw], cursor: _Cursor, path: str, level: int, at_root: bool
+    ) -> tuple[dict[str, Any], dict[str, Node]]:
+        values: dict[str, Any] = {}
+        kids: dict[str, Node] = {}
+        for key, raw in raws.items():
+            code = bytes(raw)
+            at = under(path, key)
+            if code == cursor.code:
+                values[key], kids[key] = self.object(cursor.take(), at, level)
+                continue
+            if at_root and cursor.code and (inner := _opened(code, cursor.code)) is not None:
+                values[key], sub = self._members(inner, cursor, at, level + 1, at_root=False)
+                kids[key] = Split(None, map_size(sub), sub, level)
+                continue
+            values[key] = self.decode(code, at)
+            kids[key] = code
+        return values, kids
+
+    def tree(self, root: Obj, path: str, level: int) -> tuple[list[Any], Tree]:
+        what = f"object {root.name.hex()}"
+        try:
+            n, size, counts, tail = _ROOT.decode(root.data[1:])
+        except msgspec.MsgspecError as e:
+            raise _damaged(f"{what} cannot be read", str(e)) from None
+        work = _List()
+        work.uppers = [[] for _ in counts[1:]]
+        cursor = _Cursor(root.refs)
+        if 16 * sum(counts) > len(root.refs) or any(c < 0 for c in counts):
+            raise _damaged(f"{what} cannot be read", "it counts more pages than it refers to")
+        for k, count in enumerate(counts):
+            for _ in range(count):
+                self._page(cursor.take(), len(counts) - 1 - k, work, n)
+        objs, deep = self._items(tail, cursor, work)
+        cursor.end(what)
+        if len(work.parts) != n:
+            raise _damaged(f"{what} cannot be read", f"it has {len(work.parts)} items and counts {n}")
+
+        below_level = item_level(level)
+
+        def revive(j: int) -> Any:
+            name, i = work.deep[j]
+            value, work.nodes[j] = self.object(name, f"{path}[{i}]", below_level)
+            return value
+
+        try:
+            values = self.decode(array_head(n) + b"".join(work.parts), path, revive)
+        except SafepointError:
+            # Packed one by one, an item may be nested as deep as a value may, and that is one level more with the list around
+            # it. If it is something else, this will say it again.
+            values = self._one_by_one(work.parts, path, revive)
+        leaves: list[Page] = []
+        for obj, count, page_size, page_objs, page_deep in work.groups:
+            known = {k: _below(work.nodes[j]) for k, j in page_deep}
+            below = tuple([name for _, names in known.values() for name in names])
+            leaves.append(Page(obj, count, page_size, None, _thaw_later(obj, page_objs, known), below))
+        known = {k: _below(work.nodes[j]) for k, j in deep}
+        items = _thaw(tail, root.refs, 16 * sum(counts), objs, known)
+        return values, Tree(root, n, size, tuple(leaves), tuple([tuple(u) for u in work.uppers]), items, below_level)
+
+    def _one_by_one(self, parts: list[bytes], path: str, revive: Callable[[int], Any]) -> list[Any]:
+        return [self.decode(part, f"{path}[{i}]", revive) for i, part in enumerate(parts)]
+
+    def _page(self, name: bytes, level: int, work: _List, limit: int) -> tuple[int, int]:
+        """Read a page and all under it; returns how many items it has and their size."""
+        obj = self.get(name)
+        try:
+            if level == 0:
+                if obj.data[:1] != b"l":
+                    raise _damaged(f"object {name.hex()} is no leaf page", f"its kind is {obj.data[:1]!r}")
+                size, raws = _LEAF.decode(obj.data[1:])
+                cursor = _Cursor(obj.refs)
+                objs, deep = self._items(raws, cursor, work)
+                cursor.end(f"object {name.hex()}")
+                work.groups.append((obj, len(raws), size, objs, deep))
+                return len(raws), size
+            if obj.data[:1] != b"i":
+                raise _damaged(f"object {name.hex()} is no index page", f"its kind is {obj.data[:1]!r}")
+            own, n, size = _INDEX.decode(obj.data[1:])
+        except msgspec.MsgspecError as e:
+            raise _damaged(f"object {name.hex()} cannot be read", str(e)) from None
+        start = len(work.parts)
+        if own == level:
+            for child in names_in(obj.refs):
+                self._page(child, level - 1, work, limit)
+                if len(work.parts) > limit:
+                    break
+        if own != level or len(work.parts) - start != n:
+            raise _damaged(f"object {name.hex()} cannot be read", "its level or count is not that of its place")
+        work.uppers[level - 1].append(Upper(obj, len(obj.refs) // 16, n, size))
+        return n, size
+
+    def _items(self, raws: list[msgspec.Raw], cursor: _Cursor, work: _List) -> tuple[list[Obj], list[tuple[int, int]]]:
+        # The hot loop of every load: what `get` and `take` do is written out, for 40 % of its time.
+        objs: list[Obj] = []
+        deep: list[tuple[int, int]] = []
+        parts, seen, objects = work.parts, self.seen, self.objects
+        i, refs, expected, count = cursor.i, cursor.refs, cursor.code, len(cursor.refs) // 16
+        for raw in raws:
+            code = bytes(raw)
+            if code != expected:
+                parts.append(code)
+                continue
+            name = refs[16 * i : 16 * i + 16]
+            i += 1
+            expected = ref_code(i) if i < count else b""
+            obj = seen.get(name)
+            if obj is None:
+                obj = objects.get(name)
+                if obj is None or obj.refs or sha256(LEAF + obj.data).digest()[:16] != name:
+                    obj = self.get(name)
+                else:
+                    seen[name] = obj
+            if obj.refs or obj.data[:1] != b"v":
+                deep.append((len(objs), len(work.deep)))
+                parts.append(ref_code(len(work.deep)))
+                work.deep.append((name, len(parts) - 1))
+            else:
+                parts.append(obj.data[1:])
+            objs.append(obj)
+        cursor.i, cursor.code = i, expected
+        return objs, deep
+
+
+def _opened(code: bytes, first: bytes) -> dict[str, msgspec.Raw] | None:
+    """The members of a dict that is inline in the root and has a reference in it."""
+    if not (0x80 <= code[0] <= 0x8F or code[0] in (0xDE, 0xDF)):
+        return None
+    try:
+        raws = _MAP.decode(code)
+    except msgspec.MsgspecError:
+        return None  # its keys are no text, so it was never opened
+    return raws if any(bytes(raw) == first for raw in raws.values()) else None
+
+
+def _below(node: Node) -> tuple[int, tuple[bytes, ...]]:
+    return size_of(node), tuple(all_names(node))[1:]
+
+
+def _thaw_later(page: Obj, objs: list[Obj], deep: dict[int, tuple[int, tuple[bytes, ...]]]) -> Callable[[], tuple[Item, ...]]:
+    return lambda: _thaw(_LEAF.decode(page.data[1:])[1], page.refs, 0, objs, deep)
+
+
+def _thaw(
+    raws: list[msgspec.Raw], refs: bytes, start: int, objs: list[Obj], deep: dict[int, tuple[int, tuple[bytes, ...]]]
+) -> tuple[Item, ...]:
+    """Items as they were read, with their encodings for marks."""
+    cursor = _Cursor(refs)
+    for _ in range(start // 16):
+        cursor.take()
+    items: list[Item] = []
+    k = 0
+    for raw in raws:
+        code = bytes(raw)
+        if code != cursor.code:
+            items.append(Item(None, code, len(code), code, False, not zlib.crc32(code) & PAGE_BITS))
+            continue
+        obj = objs[k]
+        name = cursor.take()
+        if k in deep:
+            size, below = deep[k]
+            items.append(Item(name, b"", size, None, False, cuts(name), below))
+        else:
+            items.append(Item(name, b"", len(obj.data) - 1, obj.data, False, cuts(name)))
+        k += 1
+    return tuple(items)
