@@ -83,7 +83,11 @@ class SafepointError(Exception):
         return text
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _revive, (type(self), self.what, self.why, self.remedy, self.details), {"__notes__": getattr(self, "__notes__", [])}
+        return (
+            _revive,
+            (type(self), self.what, self.why, self.remedy, self.details),
+            {"__notes__": getattr(self, "__notes__", [])},
+        )
 
 
 def _revive(cls: type[SafepointError], what: str, why: str, remedy: str, details: dict[str, Any]) -> SafepointError:

@@ -445,5 +445,8 @@ def check_state(state: State) -> None:
 
 def _invalid(name: str, wanted: str, value: object) -> SafepointError:
     return InvalidState(
-        f"state.{name} must be {wanted}", f"it is a {type(value).__qualname__}", "Correct the state; nothing was written.", field=name
+        f"state.{name} must be {wanted}",
+        f"it is a {type(value).__qualname__}",
+        "Correct the state; nothing was written.",
+        field=name,
     )

@@ -13,7 +13,7 @@ import json
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 from safepoint.errors import UsageError
@@ -43,8 +43,9 @@ class Current:
     """Where we are: the run whose step is being executed, and the call inside of which we are, if any."""
 
     run: Caller
-    call: object | None = None
-    pauses: dict[str, int] = field(default_factory=dict)
+    call: Any = None
+    paused: BaseException | None = None
+    """The pause that the tool asked for; sticks even if the tool swallows it."""
 
 
 current: ContextVar[Current | None] = ContextVar("safepoint_current", default=None)
@@ -106,9 +107,13 @@ class Tool(Generic[P, R]):
         if inspect.isgeneratorfunction(self.fn) or inspect.isasyncgenfunction(self.fn):
             refuse("it is a generator; a call has one result", "Return the whole value.")
         if self.timeout is not None and not self.is_async:
-            refuse("timeout= is for async tools: a sync one cannot be stopped", "Make it async, or use the client's own timeout.")
+            refuse(
+                "timeout= is for async tools: a sync one cannot be stopped", "Make it async, or use the client's own timeout."
+            )
         if self.effect == "transactional" and self.is_async:
-            refuse("a transactional tool runs inside the journal's transaction and must be sync and short", "Make it a plain def.")
+            refuse(
+                "a transactional tool runs inside the journal's transaction and must be sync and short", "Make it a plain def."
+            )
         if "connection" in self.injects and self.effect != "transactional":
             refuse("only transactional tools get a connection", "Declare effect='transactional'.")
         if self.verify is not None and self.effect != "write":

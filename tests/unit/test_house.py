@@ -15,7 +15,7 @@ MOST_LINES = 600
 
 # Bottom to top. What is named nowhere here is a public object: checkpointer, run, agent, aio, the package itself and whatever
 # else lies at the top of it.
-FLOOR = frozenset({"_version", "errors", "model"})
+FLOOR = frozenset({"_version", "_probe", "errors", "model", "rows"})
 CORE = frozenset({"codec", "rules", "stores"})
 ROOF = frozenset({"adapters", "cli", "harness", "testing", "viewer"})
 

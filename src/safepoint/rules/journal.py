@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from safepoint.model import Done, NotDone, Unknown
-from safepoint.rules.policy import Policy
 from safepoint.rows import CallRow
+from safepoint.rules.policy import Policy
 
 
 class Action(StrEnum):
@@ -159,10 +159,16 @@ class StepJournal:
 
     def __init__(self, rows: Iterable[CallRow] = ()) -> None:
         self.rows: dict[int, CallRow] = {r.no: r for r in rows if not r.superseded}
-        self.earlier = frozenset(self.rows)
+        self.earlier = set(self.rows)
         self.claimed: set[int] = set()
         self.busy: set[int] = set()
         self.scope = 0
+
+    def offer_again(self, no: int) -> None:
+        """Let the next equal request take this call: it is open, or its result is not written yet."""
+        self.earlier.add(no)
+        self.claimed.discard(no)
+        self.busy.discard(no)
 
     def put(self, row: CallRow) -> None:
         """Take note of a row as it now stands in the store."""

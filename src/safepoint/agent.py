@@ -1,0 +1,340 @@
+"""``run_agent``: restore, run steps, save after each, until finished."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from safepoint.codec import values
+from safepoint.codec.states import Control
+from safepoint.errors import DecisionNeeded, InDoubt, RunEnded, UsageError
+from safepoint.model import Outcome, State, StepResult, check_id, new_id
+from safepoint.rows import Commit, TaskPatch
+from safepoint.rules import planning
+from safepoint.run import NO_FAULT_OF_THE_STEP, Prepare, Run, RunBase, _Final
+from safepoint.script import Exec, Io, Script, no_running_loop
+from safepoint.tools import Current
+
+if TYPE_CHECKING:
+    from safepoint.checkpointer import Checkpointer
+    from safepoint.stores.base import Store
+
+Step = Callable[[Any], Any]
+SaveEvery = int | Literal["milestone"]
+
+_HOOKS = ("on_restore", "before_step", "after_commit")
+_INPUT_LIMIT = 8192
+
+
+class Job:
+    """What ``run_agent`` was asked to do, apart from how: shared by the sync and the async face."""
+
+    def __init__(
+        self,
+        step: Step,
+        input: Any,
+        turn: str | None,
+        max_steps: int | None,
+        save_every: SaveEvery,
+        hooks: Sequence[Any],
+        agent: str | None,
+    ) -> None:
+        if not callable(step):
+            raise UsageError(
+                f"step must be a function, not a {type(step).__name__}", "", "Pass def step(run) or def step(state)."
+            )
+        if max_steps is not None and (type(max_steps) is not int or max_steps < 1):
+            raise UsageError("max_steps must be None or an int of at least 1", "", "")
+        if save_every != "milestone" and (type(save_every) is not int or save_every < 1):
+            raise UsageError('save_every must be an int of at least 1, or "milestone"', "", "")
+        for hook in hooks:
+            if not any(hasattr(hook, name) for name in _HOOKS):
+                raise UsageError(f"a {type(hook).__name__} is no hook", f"it has none of {', '.join(_HOOKS)}", "")
+        self.step = step
+        self.pure = _is_pure(step)
+        self.input = input
+        self.turn = None if turn is None else check_id(turn, "turn")
+        self.max_steps = max_steps
+        self.save_every = save_every
+        self.hooks = hooks
+        self.agent = agent if agent is not None else getattr(step, "__qualname__", type(step).__name__)
+
+    # -- input and turns
+
+    def prepare(self, cp: Checkpointer) -> Prepare:
+        def begin(state: State, control: Control) -> TaskPatch:
+            self.begin_turn(state, control, self.turn or "", self.input)
+            data = values.encode(self.input, cp.registry, path="input")
+            return TaskPatch(agent=self.agent, input=data if len(data) <= _INPUT_LIMIT else b"")
+
+        return begin
+
+    @staticmethod
+    def begin_turn(state: State, control: Control, turn: str, input: Any) -> None:
+        control.turns.append([turn, input, "open", None, state.step])
+        control.finished = False
+        for_messages = [input] if isinstance(input, dict) and "role" in input else input
+        if input is None:
+            return
+        if isinstance(input, str):
+            state.messages.append({"role": "user", "content": input})
+        elif isinstance(for_messages, list) and for_messages and all(isinstance(m, dict) and "role" in m for m in for_messages):
+            state.messages.extend(for_messages)
+        elif isinstance(state.agent_state, dict):
+            state.agent_state["input"] = input
+        else:
+            raise UsageError(
+                f"an input of type {type(input).__name__} has no place",
+                "it is no message, and agent_state is no dict that could hold it",
+                "Pass text or messages, or put it into the state yourself.",
+            )
+
+    def settled(self, task: str, control: Control) -> list[Any] | None:
+        """The turn whose stored outcome answers this job, or None if there is work to do.
+
+        Raises:
+            UsageError: the job does not fit what is stored; nothing was changed.
+        """
+        if self.turn is not None:
+            found = control.turn(self.turn)
+            if found is not None:
+                self._same(task, found)
+            return found if found is not None and found[2] == "finished" else None
+        last = control.turns[-1] if control.turns else None
+        if last is None:
+            return None
+        self._same(task, last)
+        return last if last[2] == "finished" else None
+
+    def _same(self, task: str, turn: list[Any]) -> None:
+        if self.input is None or planning.same_input(turn[1], self.input):
+            return
+        name = f"turn {turn[0]!r} of task {task!r}" if turn[0] else f"task {task!r}"
+        raise UsageError(
+            f"{name} {'is finished' if turn[2] == 'finished' else 'is under way'} and was begun with another input",
+            "an input is the job of a task",
+            'For one more input of a chat give it a name of its own: turn="…". Else leave input out.',
+        )
+
+
+def outcome_of(task: str, state: State, turn: list[Any]) -> Outcome:
+    return Outcome(task, turn[0], "finished", turn[3], state, state.step, state.recovery)
+
+
+def stored(cp: Checkpointer, task: str, job: Job) -> Outcome | None:
+    """The outcome of a job that is done already. No lease is taken and no code is run."""
+    state = cp.load_latest(task)
+    if state is None or state._base is None:
+        return None
+    turn = job.settled(task, state._base.control)
+    if turn is None:
+        return None
+    if turn is state._base.control.turns[-1] and cp.status(task).status == "interrupted":
+        # The process died after the last save and before it let go: what is stored says that the task is done.
+        cp.store.commit(Commit(task=task, id=new_id(), anyway=True, patch=TaskPatch(status="finished", reason="")))
+    return outcome_of(task, state, turn)
+
+
+class Loop:
+    """The loop as a script over a run that was begun."""
+
+    def __init__(self, run: RunBase, job: Job) -> None:
+        self.run = run
+        self.job = job
+        run._in_agent = True
+
+    def script(self) -> Script[Outcome]:
+        """Run to an outcome, and let go of the task whatever happens."""
+        run = self.run
+        try:
+            outcome = yield from self._outcome()
+        except BaseException as error:
+            ended = run._flow.ended
+            if ended is None and run._in_step and isinstance(error, Exception) and not isinstance(error, NO_FAULT_OF_THE_STEP):
+                yield from self._keep_failure(error)
+            public: BaseException = ended.error if ended is not None else error
+            yield from run._release(public)
+            if public is error:
+                raise
+            raise public from error
+        yield from run._release(_Final(outcome.status))
+        return outcome
+
+    def _keep_failure(self, error: Exception) -> Script[None]:
+        run = self.run
+        run._kept = yield from run._failed(error)
+        if run._kept:
+            error.add_note(
+                f"safepoint kept the failed step as {run._kept}; running {run.task_id!r} again goes on from the step before."
+            )
+
+    def _outcome(self) -> Script[Outcome]:
+        run, job = self.run, self.job
+        doubt, pauses = run.waiting()
+        if pauses:
+            return self._waiting()
+        yield from self._hook("on_restore", run)
+        while True:
+            # Looked at again under the lease: another process may have got here first.
+            turn = job.settled(run.task_id, run._control)
+            if turn is not None:
+                return outcome_of(run.task_id, run.state, turn)
+            open_turn = run._control.turns[-1] if run._control.turns and run._control.turns[-1][2] == "open" else None
+            if open_turn is None:
+                if job.input is None and run._control.turns:
+                    raise UsageError(f"turn {job.turn!r} of task {run.task_id!r} is new and needs an input", "", "Pass input=.")
+                job.begin_turn(run.state, run._control, job.turn or "", job.input)
+                yield Io(lambda: run._save(kind="step", label=None))
+                run._open_step()
+                open_turn = run._control.turns[-1]
+            while open_turn[2] == "open":
+                if job.max_steps is not None and run.state.step - open_turn[4] >= job.max_steps:
+                    yield from self._save_rest()
+                    return Outcome(run.task_id, open_turn[0], "out_of_steps", None, run.state, run.state.step, run.recovery)
+                try:
+                    yield from self._step()
+                except RunEnded:
+                    pass
+                ended = run._flow.ended
+                if ended is not None:
+                    if isinstance(ended.error, InDoubt | DecisionNeeded) and not run._flow.interrupted:
+                        return self._waiting()
+                    raise ended
+
+    def _waiting(self) -> Outcome:
+        run = self.run
+        calls = run.cp.calls(run.task_id, status="in_doubt")
+        pauses = run.cp.pauses(run.task_id)
+        turn = run._control.turns[-1][0] if run._control.turns else ""
+        return Outcome(run.task_id, turn, "waiting", None, run.state, run.state.step, run.recovery, (*calls, *pauses))
+
+    def _save_rest(self) -> Script[None]:
+        run = self.run
+        if run._unsaved:
+            yield Io(lambda: run._save(kind="step"))
+            run._open_step()
+
+    def _step(self) -> Script[None]:
+        run, job = self.run, self.job
+        run.context = {}
+        given = yield from self._hook("before_step", run)
+        for g in given:
+            if isinstance(g, dict):
+                run.context.update(g)
+        run._in_step = True
+        result = yield Exec(job.step, (run.state if job.pure else run,), {}, Current(run))
+        run._flow.check()
+        if job.pure:
+            self._apply(result)
+        save = job.save_every != "milestone" and (run._unsaved + 1) >= job.save_every
+        checkpoint = yield from run._end_step(kind="step", label=None, save=save or run._mark is not None)
+        run._in_step = False
+        if checkpoint is not None:
+            yield from self._hook("after_commit", run, checkpoint)
+
+    def _apply(self, result: Any) -> None:
+        run = self.run
+        if not isinstance(result, StepResult):
+            raise UsageError(
+                f"the pure step returned a {type(result).__name__}", "its parameter is annotated State", "Return a StepResult."
+            )
+        state = run.state
+        state.messages.extend(result.messages)
+        if isinstance(state.agent_state, dict):
+            state.agent_state.update(result.updates)
+        else:
+            for name, value in result.updates.items():
+                setattr(state.agent_state, name, value)
+        if result.done:
+            run._finish = (result.result,)
+
+    def _hook(self, name: str, *args: Any) -> Script[list[Any]]:
+        given = []
+        for hook in self.job.hooks:
+            method = getattr(hook, name, None)
+            if method is not None:
+                given.append((yield Exec(method, args, {}, Current(self.run))))
+        return given
+
+
+def _is_pure(step: Step) -> bool:
+    """Whether the step's first parameter is annotated ``State``."""
+    try:
+        first = next(iter(inspect.signature(step).parameters.values()), None)
+    except (TypeError, ValueError):
+        return False
+    if first is None:
+        return False
+    note = first.annotation
+    return note is State or (isinstance(note, str) and note.rsplit(".", 1)[-1] == "State")
+
+
+def run_agent(
+    step: Step,
+    *,
+    task_id: str | None = None,
+    input: Any = None,
+    store: str | Store | Checkpointer = "memory://",
+    turn: str | None = None,
+    max_steps: int | None = None,
+    save_every: SaveEvery = 1,
+    hooks: Sequence[Any] = (),
+    recover: str = "auto",
+    wait: float = 0.0,
+    steal: bool = False,
+    agent: str | None = None,
+) -> Outcome:
+    """Run an agent to its end, from wherever it stands.
+
+    Args:
+        step: One round of the agent: ``def step(run)``, which uses ``run.state`` and ``run.call`` and ends with
+            ``run.finish(result)`` in the last round; or a pure ``def step(state: State) -> StepResult``.
+        task_id: Names the task; the same id carries on. A new id by default.
+        input: The job. Text or messages become the first messages; anything else is ``agent_state["input"]``.
+        store: A URL, a store, or a checkpointer. What is opened here is closed here.
+        turn: Names one more input of a chat.
+        max_steps: Steps of this turn in all, over restarts.
+        save_every: Save after each n-th step, or ``"milestone"``. What is not saved is served from the journal.
+        hooks: Objects with ``on_restore(run)``, ``before_step(run)`` or ``after_commit(run, checkpoint)``.
+        wait: Seconds to wait for another process's lease.
+        steal: Take the lease from a live holder; for people.
+
+    Returns:
+        The outcome: ``finished``, ``waiting`` (for an answer or a person's word) or ``out_of_steps``. A finished task
+        returns its stored outcome without running.
+
+    Raises:
+        LeaseHeld: a live run holds the task. LeaseLost: it was taken over meanwhile.
+        UsageError: another input than the stored one; nothing was changed.
+        Whatever the step raises, with a note that names what was kept of it.
+    """
+    from safepoint import checkpointer
+
+    no_running_loop("run_agent", "run_agent_async")
+    job = Job(step, input, turn, max_steps, save_every, hooks, agent)
+    if inspect.iscoroutinefunction(step):
+        raise UsageError("the step is async", "run_agent is sync", "Use run_agent_async.")
+    task = new_id() if task_id is None else check_id(task_id)
+    cp = checkpointer.open(store)
+    try:
+        done = stored(cp, task, job)
+        if done is not None:
+            return done
+        try:
+            run = Run(cp, task, recover=recover, wait=wait, steal=steal, prepare=job.prepare(cp))
+        except InDoubt:
+            return in_doubt(cp, task)
+        return run._drive(Loop(run, job).script())  # type: ignore[no-any-return]
+    finally:
+        if cp is not store:
+            cp.close()
+
+
+def in_doubt(cp: Checkpointer, task: str) -> Outcome:
+    """The outcome of a task that cannot begin before a person has settled its calls."""
+    state = cp.load_latest(task)
+    assert state is not None
+    turns = state._base.control.turns
+    pending = (*cp.calls(task, status="in_doubt"), *cp.pauses(task))
+    return Outcome(task, turns[-1][0] if turns else "", "waiting", None, state, state.step, state.recovery, pending)

@@ -1,0 +1,643 @@
+"""How a call is made: matched with the journal, recorded before it runs, settled when its outcome is unknown."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
+
+from safepoint.codec import states, values
+from safepoint.codec.chunks import Packed
+from safepoint.errors import (
+    CallFailed,
+    CallInProgress,
+    CallMismatch,
+    Conflict,
+    DidNotHappen,
+    InDoubt,
+    LeaseLost,
+    RefusedType,
+    RunEnded,
+    SafepointError,
+    StoreFull,
+    Unavailable,
+    UsageError,
+)
+from safepoint.model import new_id, now, to_us
+from safepoint.rows import CallRow, CallWrite, Commit, Committed, Guard
+from safepoint.rules import journal
+from safepoint.rules.journal import Action, Found, Match, Request, Settled, StepJournal
+from safepoint.script import Exec, Io, Raised, Script, Sleep, Together
+from safepoint.tools import Bound, Caller, Current, Tool, tool_named
+
+if TYPE_CHECKING:
+    from safepoint.checkpointer import Base, Checkpointer
+
+_CANONICAL_LIMIT = 256 * 1024
+_CANONICAL_LIMIT_READ = 4 * 1024
+"""Above these sizes arguments are compared as they are stored, key order and all: the whole history of a model call is
+not walked again at each call. For a write a miss is safe: it parks."""
+
+Validate = Callable[[Any], Any]
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a run counts for metrics and the log."""
+
+    calls: int = 0
+    retries: int = 0
+    errors: int = 0
+    last_call: str = ""
+    last_call_ms: float = 0.0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    save_ms: float = 0.0
+    bytes_written: int = 0
+    attempt: int = 0
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A call as the step asked for it, with everything made ready."""
+
+    tool: Tool[Any, Any]
+    arguments: dict[str, Any]
+    call_id: str | None
+    request: Request
+    packed: Packed
+    scope: int
+    asked: int
+    failures: int = 0
+
+
+@dataclass(slots=True)
+class Flow:
+    """The calls of a run."""
+
+    cp: Checkpointer
+    task: str
+    guard: Guard
+    presumed: int
+    line: int
+    caller: Caller
+    base: Callable[[], Base]
+    """The newest durable checkpoint: what an intent stands on."""
+    counters: Counters = field(default_factory=Counters)
+    journal: StepJournal = field(default_factory=StepJournal)
+    step: int = 0
+    later: bool = False
+    """Steps after this one are on record: this step went past all that failed in it."""
+    ended: RunEnded | None = None
+    position: int = 0
+    unwritten: list[tuple[Commit, CallRow]] = field(default_factory=list)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    warm: tuple[Packed, ...] = ()
+    settle_from: float = field(default_factory=time.monotonic)
+    interrupted: bool = False
+    """The run ended because a write was interrupted; a resume asks its verifier."""
+
+    # -- ends and writes
+
+    def check(self) -> None:
+        """Raise again what ended this run."""
+        if self.ended is not None:
+            raise self.ended
+
+    def end(self, error: SafepointError, cause: BaseException | None = None) -> NoReturn:
+        """End the run for good. The first end stands."""
+        with self.lock:
+            if self.ended is None:
+                self.ended = RunEnded(error)
+                self.ended.__cause__ = cause
+            raise self.ended
+
+    def commit(self, commit: Commit) -> Committed:
+        """Write under the run's guard, and take note of the rows."""
+        try:
+            done = self.cp.store.commit(commit)
+        except LeaseLost as error:
+            self.end(error)
+        with self.lock:
+            for row in done.calls:
+                self.journal.put(row) if row.step == self.step else None
+                self.position = max(self.position, row.began, row.ended or 0)
+            self.counters.bytes_written += done.bytes_written
+        return done
+
+    def _calls(self, *writes: CallWrite, objects: Sequence[Any] = (), sync: bool = True) -> Commit:
+        return Commit(
+            task=self.task,
+            id=new_id(),
+            guard=self.guard,
+            calls=writes,
+            objects=tuple(objects),
+            stands_on=self.base().head,
+            sync=sync,
+        )
+
+    def flush(self) -> None:
+        """Write the results that could not be written when they came; before anything else is done."""
+        while self.unwritten:
+            commit, row = self.unwritten[0]
+            self.commit(commit)
+            self.unwritten.pop(0)
+            self.journal.busy.discard(row.no)
+
+    # -- asking
+
+    def ask(self, tool: Tool[Any, Any], arguments: dict[str, Any], call_id: str | None) -> _Asked:
+        if not isinstance(tool, Tool):
+            raise UsageError(
+                f"run.call was given a {type(tool).__name__}",
+                "what a call does to the world must be declared",
+                "Decorate the function with @safepoint.tool or @safepoint.model.",
+            )
+        if call_id is not None and (type(call_id) is not str or not call_id):
+            raise UsageError("call_id must be text that is not empty", "", "Pass the id that the model gave, or None.")
+        packed = states.pack_call(arguments, self.cp.registry, self.base().packed, self.warm, f"arguments of {tool.name}")
+        self.warm = (packed,)
+        limit = _CANONICAL_LIMIT_READ if tool.effect == "read" else _CANONICAL_LIMIT
+        plain = None
+        if packed.size <= limit:
+            plain = journal.canonical(values.decode_plain(values.encode(arguments, self.cp.registry)))
+        operation = tool.operation(arguments)
+        request = Request(
+            tool=tool.name,
+            effect=tool.effect,
+            ident=journal.ident_of(tool.name, plain if plain is not None else packed.digest),
+            call_id=call_id,
+            op_key=None if operation is None else self._op_key(tool, operation),
+            replan=tool.policy.replan,
+        )
+        return _Asked(tool, arguments, call_id, request, packed, self.journal.scope, self.position)
+
+    def _op_key(self, tool: Tool[Any, Any], operation: Any) -> bytes:
+        tree = values.decode_plain(values.encode(operation, self.cp.registry, path=f"key of {tool.name}"))
+        return journal.ident_of(tool.name, journal.canonical(tree))
+
+    def call(
+        self, tool: Tool[Any, Any], arguments: dict[str, Any], call_id: str | None, validate: Validate | None
+    ) -> Script[Any]:
+        self._ready(tool, validate)
+        asked = self.ask(tool, arguments, call_id)
+        with self.lock:
+            found = self.journal.match([asked.request])[0]
+            self._claim(found)
+        return (yield from self._serve(asked, found, validate))
+
+    def call_many(self, calls: Sequence[Bound], width: int, return_errors: bool) -> Script[list[Any]]:
+        if width < 1:
+            raise UsageError("max_parallel must be at least 1", "", "")
+        for c in calls:
+            if not isinstance(c, Bound):
+                raise UsageError(f"call_many was given a {type(c).__name__}", "", "Pass tool.bind(…) for each call.")
+            self._ready(c.tool, None)
+        asked = [self.ask(c.tool, c.arguments, c.call_id) for c in calls]
+        with self.lock:
+            found = self.journal.match([a.request for a in asked])
+            for f in found:
+                self._claim(f)
+        outcomes = yield Together([self._serve(a, f, None) for a, f in zip(asked, found, strict=True)], width)
+        errors = [o.error for o in outcomes if isinstance(o, Raised)]
+        # What ends the run, and interrupts, come before what a tool reported.
+        for error in sorted(errors, key=lambda e: isinstance(e, Exception)):
+            if not (return_errors and isinstance(error, CallFailed)):
+                raise error
+        return [o.error if isinstance(o, Raised) else o for o in outcomes]
+
+    def _ready(self, tool: Tool[Any, Any], validate: Validate | None) -> None:
+        self.check()
+        self.flush()
+        if validate is not None and isinstance(tool, Tool) and tool.effect not in ("read", "idempotent"):
+            raise UsageError(
+                f"validate= does not fit {tool.name!r}",
+                f"its effect is {tool.effect}: it happened, whatever the reply looks like, and cannot be asked again",
+                "Check the result after the call.",
+            )
+
+    def _claim(self, found: Found) -> None:
+        if found.kind is Match.RECORDED and found.row is not None:
+            self.journal.busy.add(found.row.no)
+
+    # -- serving
+
+    def _serve(self, asked: _Asked, found: Found, validate: Validate | None) -> Script[Any]:
+        tool, row = asked.tool, found.row
+        self.check()
+        if found.kind is Match.MISMATCH:
+            raise CallMismatch(
+                f"call id {asked.call_id!r} came with other arguments",
+                f"within one model reply it already names call {row.no if row else '?'}",
+                "Give each call of a reply an id of its own.",
+                task=self.task,
+            )
+        if found.kind is Match.BUSY:
+            raise CallInProgress(
+                f"call id {asked.call_id!r} is being executed",
+                "the same call was made at the same time",
+                "Wait for the first one.",
+            )
+        if found.kind is Match.PARK and row is not None:
+            parked = replace(
+                self._intent(asked, None),
+                status="in_doubt",
+                attempts=0,
+                reason=f"call {row.no} of the same tool happened with other arguments and was not asked for again",
+            )
+            done = yield Io(lambda: self.commit(self._calls(CallWrite(parked), objects=asked.packed.new)))
+            self.end(self.in_doubt(done.calls[0]))
+        try:
+            while True:
+                past = self.later or (row is not None and self.journal.past(row))
+                match journal.decide(row, past=past, now_us=to_us(now())):
+                    case Action.REUSE if row is not None:
+                        value = yield Io(lambda row=row: self._recorded(row))  # type: ignore[misc]
+                        if tool.policy.model:
+                            self.journal.scope = row.no
+                        return value
+                    case Action.LOST if row is not None:
+                        raise self._lost(row)
+                    case Action.RAISE if row is not None:
+                        raise self._failed(row)
+                    case Action.PARK if row is not None and row.status != "started":
+                        self.end(self.in_doubt(row))
+                    case Action.VERIFY | Action.PARK if row is not None:
+                        row = yield from self.settle(row)
+                        if row.status == "in_doubt":
+                            self.end(self.in_doubt(row))
+                    case _:
+                        return (yield from self._execute(asked, row, validate))
+        finally:
+            if row is not None and not any(r.no == row.no for _, r in self.unwritten):
+                self.journal.busy.discard(row.no)
+
+    def _recorded(self, row: CallRow) -> Any:
+        rows, objects = self.cp.store.calls(self.task, nos=[row.no])
+        if not rows or rows[0].result is None:
+            raise self._lost(row)
+        rows[0].check(self.task, f"call {row.no}")
+        return states.unpack_values(rows[0].result, rows[0].result_refs, objects, self.cp.registry)[""]
+
+    def _lost(self, row: CallRow) -> RefusedType:
+        error = msgspec.msgpack.decode(row.error) if row.error else {}
+        return RefusedType(
+            f"call {row.no} ({row.tool}) succeeded, and its result cannot be stored",
+            str(error.get("message", "")),
+            "Return a value of the type table, or register its class; the call is not run again.",
+            task=self.task,
+            call=row.no,
+        )
+
+    def _failed(self, row: CallRow) -> CallFailed:
+        error = msgspec.msgpack.decode(row.error) if row.error else {}
+        return CallFailed(
+            f"call {row.no} ({row.tool}) failed",
+            f"{error.get('type', '?')}: {error.get('message', '')}",
+            "",
+            type=error.get("type", ""),
+            message=error.get("message", ""),
+            call=row.no,
+        )
+
+    def in_doubt(self, *rows: CallRow) -> InDoubt:
+        names = ", ".join(f"{r.no} ({r.tool})" for r in rows)
+        reason = "; ".join(r.reason for r in rows if r.reason)
+        return InDoubt(
+            f"task {self.task!r} has calls in doubt: {names}",
+            reason or "they may or may not have happened",
+            f"Find out, and tell: cp.resolve({self.task!r}, {rows[0].no}, Done(result) | NotDone()), or `safepoint resolve`.",
+            task=self.task,
+            calls=[r.no for r in rows],
+        )
+
+    # -- executing
+
+    def _intent(self, asked: _Asked, row: CallRow | None) -> CallRow:
+        common: dict[str, Any] = {
+            "status": "started",
+            "fence": self.guard.fence,
+            "started_at": to_us(now()),
+            "finished_at": None,
+            "ended": None,
+            "asked": asked.asked,
+            "not_done": False,
+            "reason": "",
+            "error": None,
+        }
+        if row is not None:
+            return replace(row, attempts=row.attempts + 1, **common)
+        tool = asked.tool
+        return CallRow(
+            line=self.line,
+            step=self.step,
+            scope=asked.scope,
+            ident=asked.request.ident,
+            tool=tool.name,
+            effect=tool.effect,
+            call_id=asked.call_id,
+            idempotency_key=new_id(),
+            op_key=asked.request.op_key,
+            base_seq=self.base().head.seq,
+            args=asked.packed.data,
+            args_refs=asked.packed.refs,
+            policy=tool.encoded_policy,
+            **common,
+        )
+
+    def _execute(self, asked: _Asked, row: CallRow | None, validate: Validate | None) -> Script[Any]:
+        tool = asked.tool
+        while True:
+            new = row is None
+            intent = CallWrite(self._intent(asked, row), "began")
+            objects = asked.packed.new if new else ()
+            done = yield Io(lambda i=intent, o=objects: self._claimed(i, o, sync=tool.effect != "read"))  # type: ignore[misc]
+            row = done.calls[0]
+            with self.lock:
+                self.journal.claimed.add(row.no)
+                self.journal.busy.add(row.no)
+                self.counters.calls += 1
+                self.counters.last_call = tool.name
+            began = time.perf_counter()
+            try:
+                if tool.effect == "transactional":
+                    value, row = yield from self._transact(asked, row)
+                else:
+                    value = yield from self._run(asked, row)
+                    if validate is not None:
+                        self._validated(value, validate)
+                    row = yield Io(lambda v=value, r=row: self._succeeded(asked, r, v))  # type: ignore[misc]
+            except _Failed as failed:
+                error = failed.error
+                row, settled = yield from self._after_error(asked, row, error)
+                if settled is not None:
+                    return settled.result
+                asked.failures += 1
+                if asked.failures < tool.retry.attempts and isinstance(error, tool.retry.on):
+                    self.counters.retries += 1
+                    yield Sleep(tool.retry.wait(asked.failures))
+                    self.check()
+                    continue
+                raise self._failed(row) from error
+            except (RunEnded, SafepointError):
+                raise
+            except BaseException as interrupt:
+                self._interrupted(row, interrupt)
+                raise
+            finally:
+                with self.lock:
+                    self.counters.last_call_ms = (time.perf_counter() - began) * 1e3
+                    if row is not None and not any(r.no == row.no for _, r in self.unwritten):
+                        self.journal.busy.discard(row.no)
+            if row.status != "succeeded" or row.result is None:
+                raise self._lost(row)
+            if tool.policy.model:
+                self.journal.scope = row.no
+            self.check()  # a sibling may have ended the run; this call went on to its end first
+            return value
+
+    def _claimed(self, intent: CallWrite, objects: Sequence[Any], *, sync: bool) -> Committed:
+        try:
+            done = self.commit(self._calls(intent, objects=objects, sync=sync))
+        except Conflict as error:
+            raise CallInProgress(
+                f"call {intent.row.no} ({intent.row.tool}) is being executed or was settled by somebody else",
+                error.why,
+                "Resume the task again.",
+            ) from error
+        if sync and not self.cp.store.holds(self.task, self.guard):
+            # Stopped between the intent and here, and taken over meanwhile: start nothing.
+            self.end(
+                LeaseLost(f"the lease on task {self.task!r} was taken over", "", "Let the new holder carry on.", task=self.task)
+            )
+        return done
+
+    def _run(self, asked: _Asked, row: CallRow) -> Script[Any]:
+        args, kwargs = asked.tool.invocation(
+            asked.arguments, {"idempotency_key": row.idempotency_key, "fence": self.guard.fence}
+        )
+        here = Current(self.caller, row)
+        try:
+            value = yield Exec(asked.tool.fn, args, kwargs, here, asked.tool.timeout)
+        except RunEnded:
+            raise
+        except Exception as error:
+            raise _Failed(error) from error
+        if here.paused is not None:  # the tool swallowed its pause
+            raise here.paused
+        return value
+
+    @staticmethod
+    def _validated(value: Any, validate: Validate) -> None:
+        try:
+            validate(value)
+        except Exception as error:
+            raise _Failed(error) from error
+
+    def _succeeded(self, asked: _Asked, row: CallRow, value: Any) -> CallRow:
+        """Record a result. If the store cannot take it now, it is kept and written before anything else."""
+        after, objects = self._result(asked, row, value)
+        write = self._calls(
+            CallWrite(after, "ended"), objects=objects, sync=asked.tool.effect != "read" or asked.tool.policy.model
+        )
+        try:
+            return self.commit(write).calls[0]
+        except (StoreFull, Unavailable):
+            with self.lock:
+                self.unwritten.append((write, after))
+                self.journal.offer_again(row.no)
+            raise
+
+    def _result(self, asked: _Asked, row: CallRow, value: Any) -> tuple[CallRow, Sequence[Any]]:
+        after = replace(row, status="succeeded", finished_at=to_us(now()), error=None)
+        try:
+            packed = states.pack_values({"": value}, self.cp.registry, None, f"result of {row.tool}")
+        except RefusedType as error:
+            return replace(after, error=_error(error)), ()
+        if asked.tool.policy.model:
+            after = replace(after, model=self._model_facts(asked, value))
+        return replace(after, result=packed.data, result_refs=packed.refs), packed.new
+
+    def _model_facts(self, asked: _Asked, reply: Any) -> bytes:
+        facts: dict[str, Any] = {}
+        for name in ("model", "temperature", "seed"):
+            value = _get(reply, name)
+            value = asked.arguments.get(name) if value is None else value
+            if isinstance(value, str | int | float):
+                facts[name] = value
+        usage = usage_of(reply)
+        if usage != (0, 0):
+            facts["usage"] = {"input": usage[0], "output": usage[1]}
+            with self.lock:
+                self.counters.tokens_in += usage[0]
+                self.counters.tokens_out += usage[1]
+        return values.encode(facts, self.cp.registry)
+
+    def _transact(self, asked: _Asked, row: CallRow) -> Script[tuple[Any, CallRow]]:
+        args_kwargs = asked.tool.invocation
+        raised: list[Exception] = []
+        value: list[Any] = []
+
+        def body(connection: Any) -> Commit:
+            args, kwargs = args_kwargs(
+                asked.arguments,
+                {"idempotency_key": row.idempotency_key, "fence": self.guard.fence, "connection": connection},
+            )
+            try:
+                value[:] = [Exec(asked.tool.fn, args, kwargs, Current(self.caller, row)).run()]
+            except Exception as error:
+                raised.append(error)
+                raise
+            after, objects = self._result(asked, row, value[0])
+            return self._calls(CallWrite(after, "ended"), objects=objects)
+
+        try:
+            done = yield Io(lambda: self._noted(self.cp.store.transact(self.task, self.guard, row, body)))
+        except LeaseLost as error:
+            self.end(error)
+        except Unavailable as error:
+            if not error.details.get("unknown"):
+                raise
+            # Not the transaction that it began in: part of the effect may stand outside of it.
+            doubt = replace(row, status="in_doubt", reason="the transaction was not the one that it began in")
+            done = yield Io(lambda: self.commit(self._calls(CallWrite(doubt, "ended"))))
+            self.end(self.in_doubt(done.calls[0]), error)
+        except Exception as error:
+            if raised and raised[0] is error:
+                raise _Failed(error) from error
+            raise
+        return value[0], done.calls[0]
+
+    def _noted(self, done: Committed) -> Committed:
+        with self.lock:
+            for row in done.calls:
+                self.journal.put(row)
+                self.position = max(self.position, row.began, row.ended or 0)
+            self.counters.bytes_written += done.bytes_written
+        return done
+
+    def _interrupted(self, row: CallRow | None, interrupt: BaseException) -> None:
+        """Ctrl-C or a cancellation came out of a tool: the call stays open."""
+        if row is None:
+            return
+        with self.lock:
+            self.journal.offer_again(row.no)
+            if row.effect == "write" and self.ended is None:
+                self.interrupted = True
+                # Whoever swallows the interrupt must not go on past a write whose outcome is unknown.
+                self.ended = RunEnded(
+                    self.in_doubt(replace(row, reason=f"interrupted by {type(interrupt).__name__}; a resume settles it"))
+                )
+
+    # -- unknown outcomes
+
+    def _after_error(self, asked: _Asked, row: CallRow, error: Exception) -> Script[tuple[CallRow, Settled | None]]:
+        """Record what a raising tool means. Returns the row, and the settlement if it says that the call happened."""
+        tool = asked.tool
+        self.counters.errors += 1
+        failed = replace(row, error=_error(error), finished_at=to_us(now()))
+        if tool.effect != "write" or isinstance(error, (DidNotHappen, *tool.failed_on)):
+            failed = replace(failed, status="failed", not_done=True)
+            done = yield Io(lambda: self.commit(self._calls(CallWrite(failed, "ended"), sync=tool.effect != "read")))
+            return done.calls[0], None
+        self.settle_from = time.monotonic()
+        after = yield from self.settle(failed, reason=f"{type(error).__name__} leaves open whether it happened")
+        if after.status == "in_doubt":
+            self.end(self.in_doubt(after), error)
+        if after.status == "failed":
+            return after, None
+        value = yield Io(lambda: self._recorded(after))
+        return after, Settled("succeeded", result=value)
+
+    def settle(self, row: CallRow, reason: str = "") -> Script[CallRow]:
+        """Find out about an open write: ask its verifier once the effect had time to settle, or park it. Returns the row as
+        recorded."""
+        policy = journal.Policy.decode(row.policy)
+        tool = tool_named(row.tool)
+        if policy.verify and tool is not None and tool.verify is not None:
+            wait = self.settle_from + policy.settle - time.monotonic()
+            if wait > 0:
+                yield Sleep(wait)
+            shown = yield Io(lambda: self._shown(row))
+            try:
+                verdict: object = yield Exec(tool.verify, (shown,), {}, Current(self.caller, row))
+            except RunEnded:
+                raise
+            except Exception as error:
+                verdict = error
+            s = journal.settle(row, verdict, self.presumed)
+        elif policy.verify:
+            raise UsageError(
+                f"call {row.no} needs the verifier of {row.tool!r}, which this process does not know",
+                "the tool's module has not been imported",
+                f"Import it before resuming, or settle the call by hand: safepoint resolve {self.task} {row.no}.",
+            )
+        else:
+            s = Settled("in_doubt", reason=reason or "the process died while it ran, and the tool has no verifier")
+        after = journal.settled_row(row, s, finished_at=to_us(now()))
+        objects: Sequence[Any] = ()
+        if s.status == "succeeded":
+            try:
+                packed = states.pack_values({"": s.result}, self.cp.registry, None, f"verified result of {row.tool}")
+                after, objects = replace(after, result=packed.data, result_refs=packed.refs, error=None), packed.new
+            except RefusedType as error:
+                after = replace(after, error=_error(error))
+        done = yield Io(lambda: self.commit(self._calls(CallWrite(after, "ended"), objects=objects)))
+        return done.calls[0]  # type: ignore[no-any-return]
+
+    def _shown(self, row: CallRow) -> Any:
+        rows, objects = self.cp.store.calls(self.task, nos=[row.no])
+        return states.call(self.task, rows[0], objects, self.cp.registry)
+
+
+class _Failed(Exception):
+    """A tool, or the check of its reply, raised ``error``."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+_MESSAGE_LIMIT = 2000
+
+
+def _error(error: BaseException) -> bytes:
+    if isinstance(error, RefusedType):
+        message = str(error)
+    else:
+        message = _text(error)
+    cls = type(error)
+    return msgspec.msgpack.encode(
+        {
+            "type": f"{cls.__module__}.{cls.__qualname__}",
+            "message": message.encode("utf-8", "replace").decode()[:_MESSAGE_LIMIT],
+        }
+    )
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # somebody's __str__ must not turn a failed call into a lost one
+        return ""
+
+
+def _get(reply: Any, name: str) -> Any:
+    return reply.get(name) if isinstance(reply, Mapping) else getattr(reply, name, None)
+
+
+def usage_of(reply: Any) -> tuple[int, int]:
+    """Tokens in and out as a reply tells them: OpenAI's ``prompt_tokens``/``completion_tokens`` or Anthropic's (and OpenAI
+    Responses') ``input_tokens``/``output_tokens``."""
+    usage = _get(reply, "usage")
+    if usage is None:
+        return 0, 0
+
+    def first(*names: str) -> int:
+        return next((v for n in names if type(v := _get(usage, n)) is int), 0)
+
+    return first("prompt_tokens", "input_tokens"), first("completion_tokens", "output_tokens")

@@ -1,0 +1,714 @@
+"""The public object over a store: the explicit verbs. A thin shell; what is decided lies in rules, what is stored in codec."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from safepoint import model
+from safepoint.codec import states, values
+from safepoint.codec.chunks import Packed
+from safepoint.codec.registry import Registry
+from safepoint.codec.states import Control, Migrations
+from safepoint.errors import (
+    AlreadyAnswered,
+    Conflict,
+    Damaged,
+    InvalidState,
+    NotFound,
+    UsageError,
+)
+from safepoint.model import (
+    KINDS,
+    STATUSES,
+    Call,
+    Checkpoint,
+    CleanupReport,
+    Done,
+    Finding,
+    NotDone,
+    Pause,
+    Retention,
+    State,
+    TaskInfo,
+    check_id,
+    new_id,
+    now,
+    to_us,
+)
+from safepoint.rows import CallRow, CallWrite, CheckpointRow, Commit, Committed, Head, PauseRow, PauseWrite, TaskPatch, TaskRow
+from safepoint.rules import planning, retention
+from safepoint.rules.planning import Plan
+from safepoint.stores.base import Store
+from safepoint.stores.url import open_store
+
+if TYPE_CHECKING:
+    from safepoint.run import Run
+
+log = logging.getLogger("safepoint")
+
+_UNFINISHED = "unfinished"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Base:
+    """What a state was loaded from or last saved as: names the parent, and holds what need not be stored again."""
+
+    store: Store
+    task: str
+    head: Head
+    packed: Packed | None
+    control: Control
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Base:
+        return self  # immutable; a copied state may go on from the same checkpoint
+
+
+def open(
+    store: str | Store | Checkpointer = "memory://",
+    *,
+    retention: Retention | None = None,
+    types: Iterable[type] = (),
+    trust: Iterable[str] = (),
+    schema_version: int = 1,
+    migrations: Migrations | None = None,
+    durability: Literal["full", "process"] = "full",
+    lease: float = 30.0,
+    redact: Iterable[str] = (),
+    state_type: type | None = None,
+    timeout: float | None = None,
+    **options: Any,
+) -> Checkpointer:
+    """Open a checkpointer.
+
+    Args:
+        store: A URL (``memory://``, ``memory://name``, ``sqlite:///relative.db``, ``sqlite:////absolute.db``), a store, or a
+            checkpointer, which is returned as it is. Relative paths are resolved now.
+        retention: What each save keeps; the 100 newest by default.
+        types: Classes that may be stored and loaded, besides those under ``@safepoint.register``.
+        trust: Modules all of whose classes may be.
+        schema_version: Of the application; stored with each checkpoint.
+        migrations: ``{1: f}``: ``f(tree) -> tree`` leads a plain tree from schema 1 to 2.
+        durability: ``full`` survives power loss, ``process`` only the death of the process.
+        lease: Seconds, on stores whose leases have a clock (not memory, files or SQLite).
+        state_type: If given, ``agent_state`` must be an instance of it at every save.
+        timeout: Seconds that the store may take to answer; 10 by default.
+
+    Raises:
+        UsageError: unknown scheme or option. Unavailable: the store cannot be reached.
+    """
+    if isinstance(store, Checkpointer):
+        return store
+    if tuple(redact):
+        raise UsageError(
+            "redact= is not available yet", "this version stores values as they are", "Keep secrets out of the state."
+        )
+    own = not isinstance(store, Store)
+    if timeout is not None:
+        options["timeout"] = timeout
+    if own:
+        options["durability"] = durability
+    return Checkpointer(
+        open_store(store, **options),
+        own=own,
+        retention=retention,
+        registry=Registry(types, trust),
+        schema_version=schema_version,
+        migrations=migrations,
+        lease=lease,
+        state_type=state_type,
+    )
+
+
+class Checkpointer:
+    """Saves, loads and lists checkpoints, and opens runs. Thread-safe; usable after a fork on both sides. Made by ``open``."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        own: bool = True,
+        retention: Retention | None = None,
+        registry: Registry | None = None,
+        schema_version: int = 1,
+        migrations: Migrations | None = None,
+        lease: float = 30.0,
+        state_type: type | None = None,
+    ) -> None:
+        if type(schema_version) is not int or schema_version < 1:
+            raise UsageError("schema_version must be an int of at least 1", "", "Number your schemas 1, 2, 3 …")
+        if lease <= 0:
+            raise UsageError("lease must be longer than 0 seconds", "", "Leave it at the default of 30.")
+        self.store = store
+        self.registry = registry or Registry()
+        self.retention = retention if retention is not None else Retention()
+        self.schema_version = schema_version
+        self.migrations: Migrations = migrations or {}
+        self.state_type = state_type
+        self._own = own
+        self._runs: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __repr__(self) -> str:
+        return f"<Checkpointer {self.store.url}>"
+
+    # -- save and load
+
+    def save(self, state: State, *, label: str | None = None, kind: model.Kind = "manual", id: str | None = None) -> Checkpoint:
+        """Store the state as a new checkpoint on top of the one that it was made from, and return its header.
+
+        When it returns, the checkpoint is durable. ``state.seq`` and ``state.created_at`` are then the new one's. If it
+        raises, the state is as before, and nothing of it is stored (for Unavailable: ask ``load(task, id=…)``).
+
+        Args:
+            state: Not changed but for ``seq`` and ``created_at``.
+            label: Free text for people.
+            kind: ``manual`` or ``milestone`` for callers of this verb.
+            id: The caller's own unique id; saving the same content under it again is no second checkpoint.
+
+        Raises:
+            Conflict: the branch has moved since the state was loaded.
+            LeaseHeld: a live run holds the task.
+            RefusedType, InvalidState: the state cannot be stored; see ``check_state``.
+        """
+        base = self._base_of(state)
+        control = base.control if base else Control()
+        row, packed = self._row(state, control, base, kind=kind, label=label, id=id)
+        done = self._commit_state(state, row, packed, control, base)
+        result = self._header(state.task_id, replace(row, seq=state.seq or 0))
+        log.info("saved %s@%s step=%d kind=%s bytes=%d", state.task_id, state.seq, state.step, kind, done.bytes_written)
+        self._retain(state.task_id, state.seq or 0)
+        return result
+
+    def _base_of(self, state: State) -> Base | None:
+        model.check_state(state)
+        base = state._base
+        if state.seq is None:
+            return None
+        if isinstance(base, Base) and base.store is self.store and base.task == state.task_id and base.head.seq == state.seq:
+            return base
+        # A copy, a state that travelled through a pickle, or one whose seq was set by hand: ask the store what it builds on.
+        found = self.store.read(state.task_id, seq=state.seq)
+        if found is None:
+            raise Conflict(
+                f"{state.task_id}@{state.seq} does not exist",
+                "the state names it as the checkpoint it was made from",
+                "Load the newest state and apply your change to it.",
+                task=state.task_id,
+            )
+        _, control, packed = self._unpack(state.task_id, *found)
+        return Base(self.store, state.task_id, Head(found[0].seq, found[0].id), packed, control)
+
+    def _row(
+        self,
+        state: State,
+        control: Control,
+        base: Base | None,
+        *,
+        kind: str,
+        label: str | None = None,
+        id: str | None = None,
+        metrics: bytes = b"",
+        recovery: Mapping[str, Any] | None = None,
+    ) -> tuple[CheckpointRow, Packed]:
+        if kind not in KINDS:
+            raise UsageError(f"there is no kind {kind!r}", "", f"Use one of {', '.join(KINDS)}.")
+        if label is not None and type(label) is not str:
+            raise UsageError(f"label must be text, not a {type(label).__name__}", "", "Pass a str.")
+        if self.state_type is not None and not isinstance(state.agent_state, self.state_type):
+            raise InvalidState(
+                f"agent_state is a {type(state.agent_state).__qualname__}",
+                f"this checkpointer was opened with state_type={self.state_type.__qualname__}",
+                "Nothing was written.",
+                field="agent_state",
+            )
+        metadata = states.encode_metadata(state.metadata, self.registry)
+        packed = states.pack_state(state, control, self.registry, base.packed if base else None, recovery)
+        row = CheckpointRow(
+            id=new_id() if id is None else check_id(id, "id"),
+            branch=state.branch,
+            parent_seq=state.seq,
+            step=state.step,
+            kind=kind,
+            label=label,
+            created_at=to_us(now()),
+            format=states.FORMAT,
+            schema=self.schema_version,
+            size=packed.size,
+            digest=packed.digest,
+            metadata=metadata,
+            metrics=metrics,
+            root=packed.data,
+            refs=packed.refs,
+        )
+        return row, packed
+
+    def _commit_state(
+        self, state: State, row: CheckpointRow, packed: Packed, control: Control, base: Base | None, **parts: Any
+    ) -> Committed:
+        commit = Commit(
+            task=state.task_id,
+            id=row.id,
+            checkpoint=row,
+            expect=base.head if base else None,
+            line=1,
+            objects=packed.new,
+            **parts,
+        )
+        done = self.store.commit(commit)
+        assert done.seq is not None
+        if commit.moves_head:
+            state.seq = done.seq
+            state.created_at = model.from_us(row.created_at)
+            state.version = self.schema_version
+            state._base = Base(self.store, state.task_id, Head(done.seq, row.id), packed, control)
+        return done
+
+    def _unpack(
+        self, task: str, row: CheckpointRow, objects: Mapping[bytes, model.Obj]
+    ) -> tuple[State, Control, Packed | None]:
+        return states.unpack_state(task, row, objects, self.registry, schema=self.schema_version, migrations=self.migrations)
+
+    def _load(self, task: str, **selector: Any) -> State | None:
+        found = self.store.read(check_id(task), **selector)
+        if found is None:
+            return None
+        row, objects = found
+        state, control, packed = self._unpack(task, row, objects)
+        state._base = Base(self.store, task, Head(row.seq, row.id), packed, control)
+        return state
+
+    def load_latest(self, task_id: str) -> State | None:
+        """The state at the head of the task's current branch, or None if there is no such task (and for no other reason).
+
+        Raises:
+            Damaged, NewerFormat, NewerSchema, RefusedType: it is there and cannot be used; the newest good one is named.
+        """
+        try:
+            return self._load(task_id)
+        except Damaged as error:
+            good = self._newest_good(task_id, error.details.get("seq"))
+            if good is not None and not error.details.get("good"):
+                error.details["good"] = good
+                error.remedy = f"The newest good checkpoint is {task_id}@{good}: load(…, seq={good})."
+            raise
+
+    def _newest_good(self, task: str, bad: int | None) -> int | None:
+        for row in self.store.headers(task, before=bad):
+            if row.kind == "failure":
+                continue
+            try:
+                self._load(task, seq=row.seq)
+            except (Damaged, InvalidState):
+                continue
+            return row.seq
+        return None
+
+    def load(self, task_id: str, *, seq: int | None = None, branch: str | None = None, id: str | None = None) -> State:
+        """The state of one checkpoint, named by exactly one of ``seq``, ``branch`` (its head) or ``id``.
+
+        Raises:
+            NotFound: there is no such checkpoint.
+            Damaged, NewerFormat, NewerSchema, RefusedType: as for ``load_latest``.
+        """
+        given = {k: v for k, v in (("seq", seq), ("branch", branch), ("id", id)) if v is not None}
+        if len(given) != 1:
+            raise UsageError("load takes exactly one of seq, branch and id", f"{len(given)} were given", "")
+        state = self._load(task_id, **given)
+        if state is None:
+            name, value = next(iter(given.items()))
+            raise NotFound(
+                f"task {task_id!r} has no checkpoint with {name} {value!r}",
+                "",
+                "See list_checkpoints, or `safepoint log`.",
+                task=task_id,
+            )
+        return state
+
+    def update(self, task_id: str, fn: Callable[[State], Any], *, retries: int = 5, label: str | None = None) -> Checkpoint:
+        """Load the newest state, let ``fn`` change it (in place, or by returning one), save; again if the branch moved.
+
+        Raises:
+            NotFound: no such task. Conflict: the branch moved every time.
+        """
+        for attempt in range(retries + 1):
+            state = self.load_latest(task_id)
+            if state is None:
+                raise self._no_task(task_id)
+            changed = fn(state)
+            state = changed if isinstance(changed, State) else state
+            try:
+                return self.save(state, label=label)
+            except Conflict:
+                if attempt == retries:
+                    raise
+        raise AssertionError("unreachable")
+
+    def check_state(self, state: State) -> None:
+        """Raise what ``save`` would raise for the state's content, without writing: to find a bad value early.
+
+        Raises:
+            RefusedType: names path and type of the first value that cannot be stored. InvalidState.
+        """
+        model.check_state(state)
+        self._row(state, Control(), None, kind="manual")
+
+    # -- listing
+
+    def list_checkpoints(
+        self,
+        task_id: str,
+        *,
+        limit: int | None = None,
+        before: int | None = None,
+        branch: str | None = None,
+        filter: Mapping[str, Any] | None = None,
+    ) -> list[Checkpoint]:
+        """Headers, newest first; no body is read. An unknown task has none.
+
+        Args:
+            limit: At most so many.
+            before: Only those with a smaller seq, to page.
+            branch: Only those made on it.
+            filter: Only those whose metadata has these top-level keys with equal values of equal type.
+        """
+        check_id(task_id)
+        if limit is not None and (type(limit) is not int or limit < 0):
+            raise UsageError("limit must be None or an int of at least 0", "", "")
+        found: list[Checkpoint] = []
+        if limit == 0:
+            return found
+        page = limit if not filter else 200
+        # Through the codec, so that a value compares as it is stored.
+        wanted = values.decode_plain(values.encode(dict(filter), self.registry, path="filter")) if filter else None
+        while True:
+            rows = self.store.headers(task_id, branch=branch, before=before, limit=page)
+            for row in rows:
+                head = self._header(task_id, row)
+                if wanted is None or _matches(states.plain_metadata(row), wanted):
+                    found.append(head)
+                    if len(found) == limit:
+                        return found
+            if page is None or len(rows) < page:
+                return found
+            before = rows[-1].seq
+
+    def tasks(self, *, status: str | None = None, limit: int | None = None) -> list[TaskInfo]:
+        """All tasks by id, or those of one status; ``"unfinished"`` are those that a restarted process should take up."""
+        if status is not None and status not in (*STATUSES, _UNFINISHED):
+            raise UsageError(f"there is no status {status!r}", "", f"Use one of {', '.join((*STATUSES, _UNFINISHED))}.")
+        found: list[TaskInfo] = []
+        after: str | None = None
+        while True:
+            rows = self.store.tasks(after=after, limit=200)
+            for row in rows:
+                info = self._info(row)
+                if status is None or info.status == status or (status == _UNFINISHED and info.unfinished):
+                    found.append(info)
+                    if len(found) == limit:
+                        return found
+            if len(rows) < 200:
+                return found
+            after = rows[-1].task
+
+    def status(self, task_id: str) -> TaskInfo:
+        """How the task stands. NotFound if there is none of this id."""
+        row = self.store.task(check_id(task_id))
+        if row is None:
+            raise self._no_task(task_id)
+        return self._info(row)
+
+    def _info(self, row: TaskRow) -> TaskInfo:
+        lease = self.store.lease(row.task) if row.status == "running" else None
+        return TaskInfo(
+            task_id=row.task,
+            status=planning.shown_status(row, live=lease is not None and lease.live),
+            branch=row.branch,
+            seq=row.head.seq if row.head else None,
+            step=row.step,
+            created_at=model.from_us(row.created_at),
+            updated_at=model.from_us(row.updated_at),
+            agent=row.agent,
+            attempts=row.attempts,
+            reason=row.reason,
+            pending=row.in_doubt + row.open_pauses,
+            checkpoints=row.checkpoints,
+            holder=planning.holder(lease) if lease and lease.live else None,
+        )
+
+    def _header(self, task_id: str, row: CheckpointRow) -> Checkpoint:
+        return states.header(task_id, row, self.registry)
+
+    # -- runs
+
+    def resume(self, task_id: str | None = None, **options: Any) -> Run:
+        """Take the task's lease and carry on from its newest checkpoint; an absent task begins. See ``safepoint.run.Run``."""
+        from safepoint.run import Run
+
+        return Run(self, task_id, **options)
+
+    def plan(self, task_id: str) -> Plan:
+        """What a resume would do: with which checkpoint it begins, and what becomes of each recorded call. Changes nothing.
+
+        Raises:
+            NotFound: no such task.
+        """
+        row = self.store.task(check_id(task_id))
+        if row is None:
+            raise self._no_task(task_id)
+        branch = next((b for b in self.store.branches(task_id) if b.name == row.branch), None)
+        problem: BaseException | None = None
+        try:
+            state = self._load(task_id)
+        except Exception as error:
+            state, problem = None, error
+        lease = self.store.lease(task_id)
+        line, step = (branch.line, state.step) if branch and state else (1, 0)
+        calls, objects = self.store.calls(task_id, line=line, from_step=step)
+        return planning.plan(
+            row,
+            lease,
+            state.seq if state else (branch.head.seq if branch else None),
+            problem,
+            line,
+            step,
+            calls,
+            self.store.pauses(task_id),
+            lambda r: states.call(task_id, r, objects, None),
+            to_us(now()),
+        )
+
+    def calls(self, task_id: str, *, status: str | None = None, limit: int | None = None) -> list[Call]:
+        """The task's journal, oldest first, with arguments and results as plain values; ``limit`` keeps the newest."""
+        rows, objects = self.store.calls(check_id(task_id), limit=limit if status is None else None)
+        found = []
+        for row in rows:
+            row.check(task_id, f"call {row.no}")
+            if status is None or row.status == status:
+                found.append(states.call(task_id, row, objects, None))
+        return found if limit is None else found[-limit:]
+
+    def resolve(self, task_id: str, call: int | Call, verdict: Done | NotDone) -> Call:
+        """A person's word on a call that is in doubt: it happened (with this result), or it did not.
+
+        Raises:
+            NotFound: no such call. UsageError: it is not in doubt. Conflict: somebody else was quicker.
+        """
+        no = call.no if isinstance(call, Call) else call
+        if not isinstance(verdict, Done | NotDone):
+            raise UsageError(f"resolve takes Done(result) or NotDone(), not a {type(verdict).__name__}", "", "")
+        row = self._call_row(task_id, no)
+        if row.status != "in_doubt":
+            raise UsageError(
+                f"call {no} of task {task_id!r} is {row.status}, not in doubt",
+                "only calls in doubt can be resolved",
+                f"See `safepoint calls {task_id}`.",
+            )
+        packed = None
+        if isinstance(verdict, Done):
+            packed = states.pack_values({"": verdict.result}, self.registry, None, "result")
+            row = replace(row, status="succeeded", result=packed.data, result_refs=packed.refs, not_done=False)
+        else:
+            row = replace(row, status="failed", not_done=True)
+        row = replace(row, finished_at=to_us(now()), reason="settled by a person")
+        self.store.commit(
+            Commit(
+                task=task_id,
+                id=new_id(),
+                anyway=True,
+                calls=(CallWrite(row, "ended"),),
+                objects=packed.new if packed else (),
+            )
+        )
+        rows, objects = self.store.calls(task_id, nos=[no])
+        return states.call(task_id, rows[0], objects, None)
+
+    def _call_row(self, task_id: str, no: int) -> CallRow:
+        rows, _ = self.store.calls(check_id(task_id), nos=[no], bodies=False)
+        if not rows:
+            raise NotFound(f"task {task_id!r} has no call {no}", "", f"See `safepoint calls {task_id}`.", task=task_id)
+        rows[0].check(task_id, f"call {no}")
+        return rows[0]
+
+    def pauses(self, task_id: str, *, status: str | None = "open") -> list[Pause]:
+        """Questions to people; open ones by default, all with ``status=None``."""
+        rows = self.store.pauses(check_id(task_id))
+        for row in rows:
+            row.check(task_id, f"pause {row.no}")
+        return [states.pause(task_id, r, self.registry) for r in rows if status is None or r.status == status]
+
+    def answer(self, task_id: str, pause: int | str | Pause, answer: Any) -> Pause:
+        """Answer a pause, named by its number or, if just one of that name is open, by its name. The first answer stands.
+
+        Raises:
+            NotFound: no such pause. AlreadyAnswered: it has its answer.
+        """
+        row = self._pause_row(task_id, pause.no if isinstance(pause, Pause) else pause)
+        if row.status != "open":
+            raise self._answered(task_id, row)
+        row = replace(
+            row, status="answered", answer=values.encode(answer, self.registry, path="answer"), answered_at=to_us(now())
+        )
+        try:
+            self.store.commit(Commit(task=task_id, id=new_id(), anyway=True, pauses=(PauseWrite(row),)))
+        except Conflict:
+            raise self._answered(task_id, row) from None
+        return states.pause(task_id, row, self.registry)
+
+    def _pause_row(self, task_id: str, which: int | str) -> PauseRow:
+        rows = self.store.pauses(check_id(task_id))
+        found = [r for r in rows if (r.no == which if isinstance(which, int) else r.name == which)]
+        if isinstance(which, str) and len(found) > 1:
+            found = [r for r in found if r.status == "open"] or found[-1:]
+        if len(found) > 1:
+            raise UsageError(
+                f"task {task_id!r} has {len(found)} open pauses named {which!r}", "", "Answer by number; see pauses()."
+            )
+        if not found:
+            raise NotFound(f"task {task_id!r} has no pause {which!r}", "", "See pauses().", task=task_id)
+        return found[0]
+
+    @staticmethod
+    def _answered(task_id: str, row: PauseRow) -> AlreadyAnswered:
+        return AlreadyAnswered(
+            f"pause {row.no} ({row.name!r}) of task {task_id!r} has been answered before",
+            "the first answer stands",
+            "",
+            task=task_id,
+            pause=row.no,
+        )
+
+    def finish(self, task_id: str, result: Any = None) -> Checkpoint:
+        """End a task that is kept by explicit saves: its status becomes ``finished``.
+
+        Raises:
+            NotFound: no such task. LeaseHeld: a live run holds it.
+        """
+        state = self.load_latest(task_id)
+        if state is None:
+            raise self._no_task(task_id)
+        base = state._base
+        control = base.control.copy()
+        control.finished = True
+        control.turns.append(["", None, "finished", result, state.step])
+        row, packed = self._row(state, control, base, kind="manual", label="finished")
+        self._commit_state(state, row, packed, control, base, patch=TaskPatch(status="finished", reason=""))
+        return self._header(task_id, replace(row, seq=state.seq or 0))
+
+    # -- keeping and removing
+
+    def pin(self, task_id: str, seq: int) -> None:
+        """Keep a checkpoint whatever retention says. NotFound if there is none."""
+        self._pin(task_id, seq, True)
+
+    def unpin(self, task_id: str, seq: int) -> None:
+        """Let retention have a checkpoint again. NotFound if there is none."""
+        self._pin(task_id, seq, False)
+
+    def _pin(self, task_id: str, seq: int, pinned: bool) -> None:
+        if not self.store.pin(check_id(task_id), seq, pinned):
+            raise NotFound(f"task {task_id!r} has no checkpoint {seq}", "", f"See `safepoint log {task_id}`.", task=task_id)
+
+    def cleanup(
+        self,
+        task_id: str,
+        *,
+        keep_latest: int | None = None,
+        max_age: timedelta | None = None,
+        max_bytes: int | None = None,
+        keep_milestones: bool = True,
+        keep_failures: int = 10,
+        dry_run: bool = False,
+    ) -> CleanupReport:
+        """Delete what the given limits let go, or what the checkpointer's own retention does if none is given.
+
+        Never deleted: heads, fork points, pinned checkpoints, and what an open call or pause stands on.
+        """
+        rules = (
+            self.retention
+            if keep_latest is None and max_age is None and max_bytes is None
+            else Retention(keep_latest, max_age, max_bytes, keep_milestones, keep_failures)
+        )
+        if self.store.task(check_id(task_id)) is None:
+            raise self._no_task(task_id)
+        headers = self.store.headers(task_id)
+        gone = retention.due(headers, rules, now(), self._kept(task_id))
+        pruned = self.store.prune(task_id, gone, dry_run=dry_run)
+        return CleanupReport(
+            task_id=task_id,
+            deleted=pruned.seqs,
+            kept=len(headers) - len(pruned.seqs),
+            calls_deleted=pruned.calls,
+            objects_deleted=pruned.objects,
+            bytes_freed=pruned.bytes,
+            dry_run=dry_run,
+        )
+
+    def _kept(self, task_id: str) -> set[int]:
+        return {n for b in self.store.branches(task_id) for n in (b.head.seq, b.forked_from) if n is not None}
+
+    def _retain(self, task_id: str, seq: int) -> None:
+        """Retention at save time. The save stands already, so a failure here is logged and left to the next one."""
+        rules = self.retention
+        if rules.keeps_all or seq % retention.look_every(rules):
+            return
+        try:
+            headers = self.store.headers(task_id)
+            gone = retention.due(headers, rules, now(), self._kept(task_id))
+            if gone and retention.worth_it(len(gone), rules.keep_latest or 1, self.store.live_objects(task_id)):
+                self.store.prune(task_id, gone)
+        except Exception as error:
+            log.warning("retention of task %s was put off: %s", task_id, type(error).__name__)
+
+    def delete_task(self, task_id: str) -> None:
+        """Remove a task with all its checkpoints, calls and pauses.
+
+        Raises:
+            NotFound: no such task. LeaseHeld: a live run holds it.
+        """
+        if not self.store.delete_task(check_id(task_id)):
+            raise self._no_task(task_id)
+
+    # -- the store
+
+    def check(self) -> list[Finding]:
+        """Fitness of the store: a real write and read, and warnings by name about where it lives."""
+        return self.store.check()
+
+    def connection(self) -> AbstractContextManager[Any]:
+        """Lend the store's own connection, outside of any transaction (SQL stores only): to create effect tables, to query them.
+
+        Nothing else in this process may open the database file; see docs/stores.md.
+        """
+        return self.store.connection()
+
+    @property
+    def durability(self) -> str:
+        """What an acknowledged save survives here: ``full`` (power loss) or ``process`` (the death of the process)."""
+        return self.store.durability if self.store.persistent else "none"
+
+    def close(self) -> None:
+        """End the runs that are still open (their tasks become ``interrupted``) and close the store. Repeating it is fine."""
+        for run in list(self._runs):
+            run._abandoned("the checkpointer was closed")
+        if self._own:
+            self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @staticmethod
+    def _no_task(task_id: str) -> NotFound:
+        return NotFound(f"there is no task {task_id!r}", "", "See tasks(), or `safepoint ls`.", task=task_id)
+
+
+def _matches(metadata: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    return all(k in metadata and type(metadata[k]) is type(v) and metadata[k] == v for k, v in wanted.items())

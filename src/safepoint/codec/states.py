@@ -1,0 +1,252 @@
+"""A state as a root and objects, and rows as what the public verbs return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import msgspec
+
+from safepoint.codec import chunks, values
+from safepoint.codec.chunks import Packed
+from safepoint.codec.registry import Registry
+from safepoint.errors import Damaged, InvalidState, NewerFormat, NewerSchema, SafepointError
+from safepoint.model import METADATA_LIMIT, Call, Checkpoint, Kind, Metrics, Obj, Pause, State, from_us
+from safepoint.rows import CallRow, CheckpointRow, PauseRow
+
+FORMAT = 1
+"""Of the library. Older ones stay readable for ever; a newer one is refused and left alone."""
+
+Migrations = Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]
+
+
+@dataclass(slots=True)
+class Control:
+    """What a run keeps in a checkpoint beside the user's state: the job, its turns, and how it ended."""
+
+    turns: list[list[Any]] = field(default_factory=list)
+    """``[turn, input, status, result, step]``, in order; status is open or finished."""
+    finished: bool = False
+
+    def turn(self, name: str) -> list[Any] | None:
+        return next((t for t in reversed(self.turns) if t[0] == name), None)
+
+    def copy(self) -> Control:
+        return Control([list(t) for t in self.turns], self.finished)
+
+
+def tree_of(state: State, control: Control, recovery: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    tree = {
+        "messages": state.messages,
+        "agent_state": state.agent_state,
+        "metadata": state.metadata,
+        "step": state.step,
+        "turns": control.turns,
+        "finished": control.finished,
+    }
+    if recovery is not None:
+        tree["recovery"] = dict(recovery)
+    return tree
+
+
+def pack_state(
+    state: State, control: Control, registry: Registry, base: Packed | None, recovery: Mapping[str, Any] | None = None
+) -> Packed:
+    return chunks.pack(tree_of(state, control, recovery), registry, base=base)
+
+
+def encode_metadata(metadata: dict[str, Any], registry: Registry) -> bytes:
+    """For the header. Refuses what is too big for one, since a filter must not silently miss it."""
+    if not metadata:
+        return b""
+    data = values.encode(metadata, registry, path="metadata")
+    if len(data) > METADATA_LIMIT:
+        raise InvalidState(
+            f"state.metadata takes {len(data)} bytes",
+            f"it lies in every header, and the limit is {METADATA_LIMIT}",
+            "Keep large values in agent_state; nothing was written.",
+            field="metadata",
+        )
+    return data
+
+
+def unpack_state(
+    task: str,
+    row: CheckpointRow,
+    objects: Mapping[bytes, Obj],
+    registry: Registry,
+    *,
+    schema: int,
+    migrations: Migrations,
+) -> tuple[State, Control, Packed | None]:
+    """The state that a row stands for. The packed form is None where a migration changed the tree: nothing can be left out.
+
+    Raises:
+        Damaged, NewerFormat, NewerSchema, RefusedType, InvalidState: each names ``task@seq``; the row is left as it is.
+    """
+    at = f"{task}@{row.seq}"
+    check_row(task, row)
+    if row.schema > schema:
+        raise NewerSchema(
+            f"{at} has schema {row.schema}",
+            f"this program declares schema_version={schema}",
+            "Run the newer program, or raise schema_version.",
+            task=task,
+            seq=row.seq,
+        )
+    try:
+        if row.schema < schema:
+            plain = migrated(chunks.unpack_plain(row.root, row.refs, objects), row.schema, schema, migrations, at)
+            tree, packed = cast(dict[str, Any], values.decode(values.encode_tree(plain), registry)), None
+        else:
+            tree, packed = chunks.unpack(row.root, row.refs, objects, registry)
+        state = State(
+            task_id=task,
+            step=tree["step"],
+            messages=tree["messages"],
+            agent_state=tree["agent_state"],
+            metadata=tree["metadata"],
+            version=schema,
+            created_at=from_us(row.created_at),
+            branch=row.branch,
+            seq=row.seq,
+        )
+        control = Control(tree["turns"], tree["finished"])
+    except KeyError as error:
+        raise Damaged(f"{at} is damaged", f"its state has no part {error}", "Load an earlier checkpoint.") from None
+    except SafepointError as error:
+        error.what = f"{at}: {error.what}"
+        error.details.setdefault("task", task)
+        error.details.setdefault("seq", row.seq)
+        raise
+    return state, control, packed
+
+
+def migrated(tree: dict[str, Any], start: int, goal: int, migrations: Migrations, at: str) -> dict[str, Any]:
+    for version in range(start, goal):
+        step = migrations.get(version)
+        if step is None:
+            raise InvalidState(
+                f"{at} has schema {start}, and no migration leads on from {version}",
+                f"this program declares schema_version={goal}",
+                f"Give open(migrations={{{version}: function}}).",
+            )
+        tree = step(tree)
+    return tree
+
+
+def check_row(task: str, row: CheckpointRow) -> None:
+    """Refuse a row that is not what was written, or that this version cannot read."""
+    if row.format > FORMAT:
+        raise NewerFormat(
+            f"{task}@{row.seq} has format {row.format}",
+            f"this safepoint reads up to format {FORMAT}",
+            "Upgrade safepoint; the checkpoint is left as it is.",
+            task=task,
+            seq=row.seq,
+        )
+    row.check(task, f"checkpoint {row.seq}")
+
+
+def plain_metadata(row: CheckpointRow) -> dict[str, Any]:
+    return cast(dict[str, Any], values.decode_plain(row.metadata)) if row.metadata else {}
+
+
+def header(task: str, row: CheckpointRow, registry: Registry) -> Checkpoint:
+    """A row as the header that verbs return."""
+    try:
+        metadata = values.decode(row.metadata, registry, path="metadata") if row.metadata else {}
+    except SafepointError:
+        metadata = plain_metadata(row)  # a class that this program does not know must not block a listing
+    return Checkpoint(
+        task_id=task,
+        seq=row.seq,
+        id=row.id,
+        branch=row.branch,
+        parent_seq=row.parent_seq,
+        step=row.step,
+        kind=cast(Kind, row.kind),
+        label=row.label,
+        created_at=from_us(row.created_at),
+        schema_version=row.schema,
+        bytes=row.size,
+        digest=row.digest.hex(),
+        pinned=row.pinned,
+        metadata=metadata,
+        metrics=Metrics(*msgspec.msgpack.decode(row.metrics)) if row.metrics else None,
+        space=row.space,
+    )
+
+
+def encode_metrics(m: Metrics) -> bytes:
+    return msgspec.msgpack.encode([getattr(m, f) for f in m.__slots__])
+
+
+def pack_call(
+    arguments: Mapping[str, Any], registry: Registry, base: Packed | None, warm: tuple[Packed, ...], path: str
+) -> Packed:
+    """The arguments of a call: what the checkpoint that the call stands on has is not stored again."""
+    return chunks.pack(arguments, registry, base=base, warm=warm, path=path)
+
+
+def pack_values(value: Mapping[str, Any], registry: Registry, base: Packed | None, path: str) -> Packed:
+    """Arguments or a result, in the same objects as the state that ``base`` stands for."""
+    return chunks.pack(value, registry, base=base, path=path)
+
+
+def unpack_values(data: bytes, refs: bytes, objects: Mapping[bytes, Obj], registry: Registry | None) -> dict[str, Any]:
+    """With a registry: the values. Without: plain data, for people, with no class made."""
+    if registry is None:
+        return cast(dict[str, Any], values.to_json(chunks.unpack_plain(data, refs, objects)))
+    return chunks.unpack(data, refs, objects, registry)[0]
+
+
+def call(task: str, row: CallRow, objects: Mapping[bytes, Obj] | None, registry: Registry | None) -> Call:
+    """A row as a Call; without ``objects`` the bodies are left empty."""
+    arguments: dict[str, Any] = {}
+    result = None
+    if objects is not None:
+        arguments = unpack_values(row.args, row.args_refs, objects, registry)
+        if row.result is not None:
+            result = unpack_values(row.result, row.result_refs, objects, registry)[""]
+    policy = msgspec.msgpack.decode(row.policy) if row.policy else {}
+    return Call(
+        task_id=task,
+        no=row.no,
+        tool=row.tool,
+        arguments=arguments,
+        call_id=row.call_id,
+        idempotency_key=row.idempotency_key,
+        effect=cast(Any, row.effect),
+        has_verifier=bool(policy.get("verify")),
+        status=cast(Any, row.status),
+        attempts=row.attempts,
+        fence=row.fence,
+        step=row.step,
+        started_at=from_us(row.started_at) if row.started_at else None,
+        finished_at=from_us(row.finished_at) if row.finished_at is not None else None,
+        result=result,
+        error=msgspec.msgpack.decode(row.error) if row.error else None,
+        model=values.decode_plain(row.model) if row.model else None,
+        reason=row.reason,
+    )
+
+
+def pause(task: str, row: PauseRow, registry: Registry | None) -> Pause:
+    def body(data: bytes | None) -> Any:
+        if data is None:
+            return None
+        return values.to_json(values.decode_plain(data)) if registry is None else values.decode(data, registry)
+
+    return Pause(
+        task_id=task,
+        no=row.no,
+        name=row.name,
+        question=body(row.question),
+        status=cast(Any, row.status),
+        step=row.step,
+        asked_at=from_us(row.asked_at) if row.asked_at else None,
+        answered_at=from_us(row.answered_at) if row.answered_at is not None else None,
+        answer=body(row.answer),
+    )

@@ -1,0 +1,116 @@
+"""What a task is, and what a resume of it would do: answers made of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import msgspec
+
+from safepoint.model import Call, TaskStatus
+from safepoint.rows import CallRow, LeaseRow, PauseRow, TaskRow
+from safepoint.rules import journal
+from safepoint.rules.journal import Action
+
+
+def shown_status(row: TaskRow, *, live: bool) -> TaskStatus:
+    """The status that people see: a run that ended without a word left ``running`` behind, and was interrupted."""
+    return cast(TaskStatus, "interrupted" if row.status == "running" and not live else row.status)
+
+
+def holder(lease: LeaseRow) -> dict[str, Any]:
+    """Who holds the lease, as it said of itself; to be shown, never to be decided on."""
+    facts: dict[str, Any] = msgspec.msgpack.decode(lease.holder) if lease.holder else {}
+    return {**facts, "fence": lease.fence, "stopped": lease.stopped}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    """What becomes of a recorded call: ``action`` is one of reuse, lost, raise, repeat, verify, park, wait, ask_anew."""
+
+    call: Call
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a resume would do now."""
+
+    task_id: str
+    status: TaskStatus
+    does: Literal["begin", "carry on", "wait", "nothing", "refused"]
+    """``wait``: a person's word is needed first. ``nothing``: the task is finished. ``refused``: ``why`` tells."""
+    why: str
+    seq: int | None
+    """The checkpoint that it begins from."""
+    step: int
+    skipped: tuple[tuple[int, str], ...]
+    calls: tuple[PlannedCall, ...]
+    pauses: tuple[int, ...]
+    """Numbers of the pauses that wait for an answer."""
+
+    def __str__(self) -> str:
+        at = f" from {self.task_id}@{self.seq}, step {self.step}" if self.seq is not None else ""
+        lines = [f"{self.task_id} is {self.status}; a resume would {self.does}{at}{': ' + self.why if self.why else ''}"]
+        lines += [f"  call {p.call.no} {p.call.tool} ({p.call.effect}, {p.call.status}): {p.action}" for p in self.calls]
+        lines += [f"  pause {n} waits for an answer" for n in self.pauses]
+        return "\n".join(lines)
+
+
+def plan(
+    row: TaskRow,
+    lease: LeaseRow | None,
+    seq: int | None,
+    problem: BaseException | None,
+    line: int,
+    step: int,
+    calls: Sequence[CallRow],
+    pauses: Sequence[PauseRow],
+    show: Callable[[CallRow], Call],
+    now_us: int,
+) -> Plan:
+    live = lease is not None and lease.live
+    status = shown_status(row, live=live)
+    here = [p for p in pauses if p.line == line and p.step >= step]
+    answered = frozenset(p.call_no for p in here if p.call_no is not None and p.status != "open")
+    planned = journal.plan_calls(calls, line, step, raised=journal.Raised.decode(row.raised), answered=answered, now_us=now_us)
+    open_pauses = tuple(p.no for p in here if p.status == "open")
+    parked = [p.row.no for p in planned if p.action == Action.PARK]
+    does: Any = "carry on" if seq is not None else "begin"
+    why = ""
+    if live:
+        does, why = "refused", "a live run holds the task"
+    elif problem is not None:
+        does, why = "refused", type(problem).__name__
+    elif status == "finished":
+        does = "nothing"
+    elif parked or open_pauses:
+        does = "wait"
+        why = ", ".join([*(f"call {n} is in doubt" for n in parked), *(f"pause {n} is not answered" for n in open_pauses)])
+    return Plan(
+        task_id=row.task,
+        status=status,
+        does=does,
+        why=why,
+        seq=None if problem is not None else seq,
+        step=step,
+        skipped=((seq, type(problem).__name__),) if problem is not None and seq is not None else (),
+        calls=tuple(PlannedCall(show(p.row), p.action) for p in planned),
+        pauses=open_pauses,
+    )
+
+
+def waiting_on(
+    calls: Sequence[CallRow], pauses: Sequence[PauseRow], line: int, step: int
+) -> tuple[list[CallRow], list[PauseRow]]:
+    """What a person has to settle or answer before the steps from ``step`` on may run."""
+    return (
+        [r for r in calls if r.status == "in_doubt" and r.line == line and r.step >= step],
+        [p for p in pauses if p.status == "open" and p.line == line and p.step >= step],
+    )
+
+
+def same_input(stored: Any, given: Any) -> bool:
+    """Whether an input is the one that is on record; by value and type, as the codec sees them."""
+    return type(stored) is type(given) and bool(stored == given)

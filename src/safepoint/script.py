@@ -1,0 +1,208 @@
+"""One core under two faces: what a run does is written once, as generators that yield operations.
+
+A script never blocks and never awaits. It yields what is to be done outside (``Io`` on the store, ``Exec`` of user code, a
+``Sleep``, ``Together``) and is sent the outcome. ``drive`` does these things in place; ``aio.drive_async`` does them on an
+event loop. So sync and async runs cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import threading
+import time
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from safepoint.errors import UsageError
+from safepoint.tools import Current, current
+
+T = TypeVar("T")
+Script = Generator["Op", Any, T]
+
+
+class Op:
+    """Something that a script wants done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Io(Op):
+    """Call the store; blocking."""
+
+    fn: Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Exec(Op):
+    """Run user code: a tool, a verifier, a hook, a step. ``here`` is what it finds as its context."""
+
+    fn: Callable[..., Any]
+    args: Sequence[Any] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    here: Current | None = None
+    timeout: float | None = None
+
+    def run(self) -> Any:
+        token = current.set(self.here)
+        try:
+            return self.fn(*self.args, **self.kwargs)
+        finally:
+            current.reset(token)
+
+    async def arun(self) -> Any:
+        token = current.set(self.here)
+        try:
+            async with asyncio.timeout(self.timeout):
+                return await self.fn(*self.args, **self.kwargs)
+        finally:
+            current.reset(token)
+
+    @property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.fn) or inspect.iscoroutinefunction(getattr(self.fn, "__call__", None))
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep(Op):
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Together(Op):
+    """Drive these scripts at the same time, at most ``width`` at once, to the end of each. The outcome is a list of results
+    and exceptions, in order."""
+
+    scripts: Sequence[Script[Any]]
+    width: int
+
+
+class LoopThread:
+    """A run's own event loop, on a thread of its own: async tools of a sync run live there. Started on first use."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._loop.run_forever, name="safepoint-loop", daemon=True)
+                self._thread.start()
+        context = contextvars.copy_context()
+        done: Future[Any] = Future()
+
+        def begin() -> None:
+            assert self._loop is not None
+            task = self._loop.create_task(coroutine, context=context)
+            tasks.append(task)
+            task.add_done_callback(lambda t: _copy_outcome(t, done))
+
+        tasks: list[asyncio.Task[Any]] = []
+        self._loop.call_soon_threadsafe(begin)
+        try:
+            return done.result()
+        except BaseException:
+            # Ctrl-C while waiting: stop the tool, and wait until it has stopped, before the interrupt goes on.
+            if not done.done():
+                self._loop.call_soon_threadsafe(lambda: [t.cancel() for t in tasks])
+                done.exception()
+            raise
+
+    def close(self) -> None:
+        with self._lock:
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+        if loop is None or thread is None:
+            return
+        if thread is threading.current_thread():
+            loop.stop()
+            return
+        asyncio.run_coroutine_threadsafe(_shut(loop), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+async def _shut(loop: asyncio.AbstractEventLoop) -> None:
+    others = [t for t in asyncio.all_tasks(loop) if t is not asyncio.current_task()]
+    for t in others:
+        t.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await loop.shutdown_asyncgens()
+    await loop.shutdown_default_executor()
+
+
+def _copy_outcome(task: asyncio.Task[Any], done: Future[Any]) -> None:
+    if task.cancelled():
+        done.set_exception(asyncio.CancelledError())
+    elif (error := task.exception()) is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(task.result())
+
+
+def drive(script: Script[T], loop: LoopThread) -> T:
+    """Do what the script asks for, in this thread, and return its result."""
+    send: Callable[[], Op] = lambda: next(script)  # noqa: E731
+    while True:
+        try:
+            op = send()
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        try:
+            outcome = perform(op, loop)
+        except BaseException as error:
+            send = lambda error=error: script.throw(error)  # type: ignore[misc]  # noqa: E731
+        else:
+            send = lambda outcome=outcome: script.send(outcome)  # type: ignore[misc]  # noqa: E731
+
+
+def perform(op: Op, loop: LoopThread) -> Any:
+    match op:
+        case Io():
+            return op.fn()
+        case Exec():
+            return loop.run(op.arun()) if op.is_async else op.run()
+        case Sleep():
+            time.sleep(op.seconds)
+            return None
+        case Together():
+            return _together(op, loop)
+    raise AssertionError(op)
+
+
+def _together(op: Together, loop: LoopThread) -> list[Any]:
+    if len(op.scripts) == 1 or op.width == 1:
+        return [_outcome(s, loop) for s in op.scripts]
+    with ThreadPoolExecutor(min(op.width, len(op.scripts)), thread_name_prefix="safepoint-call") as pool:
+        # A context each: two threads cannot enter the same one.
+        jobs = [pool.submit(contextvars.copy_context().run, _outcome, s, loop) for s in op.scripts]
+        return [job.result() for job in jobs]
+
+
+def _outcome(script: Script[Any], loop: LoopThread) -> Any:
+    try:
+        return drive(script, loop)
+    except BaseException as error:
+        return Raised(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """An exception as a value."""
+
+    error: BaseException
+
+
+def no_running_loop(what: str, instead: str) -> None:
+    """Refuse to block an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise UsageError(f"{what} was called inside a running event loop", "it would block the loop", f"Use {instead}.")
