@@ -17,7 +17,7 @@ CHECKPOINT = (
 HEADER = CHECKPOINT[:-2]
 CALL = (
     "no", "line", "step", "scope", "ident", "tool", "effect", "call_id", "idempotency_key", "op_key", "status", "attempts",
-    "fence", "base_seq", "started_at", "finished_at", "began", "ended", "not_done", "superseded", "reason", "version", "seal",
+    "fence", "base_seq", "started_at", "finished_at", "asked", "began", "ended", "not_done", "superseded", "reason", "version", "seal",
     "policy", "args_refs", "result_refs", "error", "model", "args", "result",
 )  # fmt: skip
 PAUSE = (

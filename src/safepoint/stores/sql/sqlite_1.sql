@@ -109,6 +109,7 @@ CREATE TABLE sp_calls (
     base_seq INTEGER NOT NULL,
     started_at INTEGER NOT NULL,
     finished_at INTEGER,
+    asked INTEGER NOT NULL,
     began INTEGER NOT NULL,
     ended INTEGER,
     not_done INTEGER NOT NULL,
