@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from safepoint.codec import values
 from safepoint.codec.states import Control
 from safepoint.errors import DecisionNeeded, InDoubt, RunEnded, UsageError
-from safepoint.model import Outcome, State, StepResult, check_id, new_id
+from safepoint.model import Call, Outcome, Pause, State, StepResult, check_id, new_id
 from safepoint.rows import Commit, TaskPatch
 from safepoint.rules import planning
-from safepoint.run import NO_FAULT_OF_THE_STEP, Prepare, Run, RunBase, _Final
+from safepoint.run import Run
 from safepoint.script import Exec, Io, Script, no_running_loop
-from safepoint.tools import Current
+from safepoint.session import NO_FAULT_OF_THE_STEP, EndedAs, Prepare, RunBase
+from safepoint.tools import Current, is_async
 
 if TYPE_CHECKING:
     from safepoint.checkpointer import Checkpointer
@@ -158,7 +159,7 @@ class Loop:
             if public is error:
                 raise
             raise public from error
-        yield from run._release(_Final(outcome.status))
+        yield from run._release(EndedAs(outcome.status))
         return outcome
 
     def _keep_failure(self, error: Exception) -> Script[None]:
@@ -171,8 +172,7 @@ class Loop:
 
     def _outcome(self) -> Script[Outcome]:
         run, job = self.run, self.job
-        doubt, pauses = run.waiting()
-        if pauses:
+        if run.unanswered():
             return self._waiting()
         yield from self._hook("on_restore", run)
         while True:
@@ -313,7 +313,7 @@ def run_agent(
 
     no_running_loop("run_agent", "run_agent_async")
     job = Job(step, input, turn, max_steps, save_every, hooks, agent)
-    if inspect.iscoroutinefunction(step):
+    if is_async(step):
         raise UsageError("the step is async", "run_agent is sync", "Use run_agent_async.")
     task = new_id() if task_id is None else check_id(task_id)
     cp = checkpointer.open(store)
@@ -336,5 +336,5 @@ def in_doubt(cp: Checkpointer, task: str) -> Outcome:
     state = cp.load_latest(task)
     assert state is not None
     turns = state._base.control.turns
-    pending = (*cp.calls(task, status="in_doubt"), *cp.pauses(task))
+    pending: tuple[Call | Pause, ...] = (*cp.calls(task, status="in_doubt"), *cp.pauses(task))
     return Outcome(task, turns[-1][0] if turns else "", "waiting", None, state, state.step, state.recovery, pending)

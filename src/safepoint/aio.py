@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import inspect
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -39,10 +38,10 @@ from safepoint.model import (
     new_id,
 )
 from safepoint.rules.planning import Plan
-from safepoint.run import RunBase
 from safepoint.script import Exec, Io, Op, Raised, Script, Sleep, Together
+from safepoint.session import RunBase
 from safepoint.stores.base import Store
-from safepoint.tools import Bound, Tool
+from safepoint.tools import Bound, Tool, is_async
 
 T = TypeVar("T")
 
@@ -377,11 +376,7 @@ async def run_agent_async(
 ) -> Outcome:
     """``run_agent`` for an ``async def step(run)``; the same arguments, outcomes and errors."""
     job = Job(step, input, turn, max_steps, save_every, hooks, agent)
-    if (
-        not inspect.iscoroutinefunction(step)
-        and not inspect.iscoroutinefunction(getattr(step, "__call__", None))
-        and not job.pure
-    ):
+    if not is_async(step) and not job.pure:
         raise UsageError("the step is not async", "run_agent_async awaits it", "Make it async def, or use run_agent.")
     task = new_id() if task_id is None else check_id(task_id)
     acp = store if isinstance(store, AsyncCheckpointer) else open_async(store)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import msgspec
-
+from safepoint._probe import at
 from safepoint.codec import states, values
 from safepoint.codec.chunks import Packed
 from safepoint.errors import (
@@ -18,7 +17,6 @@ from safepoint.errors import (
     CallMismatch,
     Conflict,
     DidNotHappen,
-    InDoubt,
     LeaseLost,
     RefusedType,
     RunEnded,
@@ -28,9 +26,11 @@ from safepoint.errors import (
     UsageError,
 )
 from safepoint.model import new_id, now, to_us
+from safepoint.replies import error_record, failed_error, get, in_doubt_error, lost_error, usage_of
 from safepoint.rows import CallRow, CallWrite, Commit, Committed, Guard
 from safepoint.rules import journal
 from safepoint.rules.journal import Action, Found, Match, Request, Settled, StepJournal
+from safepoint.rules.policy import Policy
 from safepoint.script import Exec, Io, Raised, Script, Sleep, Together
 from safepoint.tools import Bound, Caller, Current, Tool, tool_named
 
@@ -250,7 +250,7 @@ class Flow:
                 reason=f"call {row.no} of the same tool happened with other arguments and was not asked for again",
             )
             done = yield Io(lambda: self.commit(self._calls(CallWrite(parked), objects=asked.packed.new)))
-            self.end(self.in_doubt(done.calls[0]))
+            self.end(in_doubt_error(self.task, done.calls[0]))
         try:
             while True:
                 past = self.later or (row is not None and self.journal.past(row))
@@ -261,15 +261,15 @@ class Flow:
                             self.journal.scope = row.no
                         return value
                     case Action.LOST if row is not None:
-                        raise self._lost(row)
+                        raise lost_error(self.task, row)
                     case Action.RAISE if row is not None:
-                        raise self._failed(row)
+                        raise failed_error(row)
                     case Action.PARK if row is not None and row.status != "started":
-                        self.end(self.in_doubt(row))
+                        self.end(in_doubt_error(self.task, row))
                     case Action.VERIFY | Action.PARK if row is not None:
                         row = yield from self.settle(row)
                         if row.status == "in_doubt":
-                            self.end(self.in_doubt(row))
+                            self.end(in_doubt_error(self.task, row))
                     case _:
                         return (yield from self._execute(asked, row, validate))
         finally:
@@ -279,41 +279,9 @@ class Flow:
     def _recorded(self, row: CallRow) -> Any:
         rows, objects = self.cp.store.calls(self.task, nos=[row.no])
         if not rows or rows[0].result is None:
-            raise self._lost(row)
+            raise lost_error(self.task, row)
         rows[0].check(self.task, f"call {row.no}")
         return states.unpack_values(rows[0].result, rows[0].result_refs, objects, self.cp.registry)[""]
-
-    def _lost(self, row: CallRow) -> RefusedType:
-        error = msgspec.msgpack.decode(row.error) if row.error else {}
-        return RefusedType(
-            f"call {row.no} ({row.tool}) succeeded, and its result cannot be stored",
-            str(error.get("message", "")),
-            "Return a value of the type table, or register its class; the call is not run again.",
-            task=self.task,
-            call=row.no,
-        )
-
-    def _failed(self, row: CallRow) -> CallFailed:
-        error = msgspec.msgpack.decode(row.error) if row.error else {}
-        return CallFailed(
-            f"call {row.no} ({row.tool}) failed",
-            f"{error.get('type', '?')}: {error.get('message', '')}",
-            "",
-            type=error.get("type", ""),
-            message=error.get("message", ""),
-            call=row.no,
-        )
-
-    def in_doubt(self, *rows: CallRow) -> InDoubt:
-        names = ", ".join(f"{r.no} ({r.tool})" for r in rows)
-        reason = "; ".join(r.reason for r in rows if r.reason)
-        return InDoubt(
-            f"task {self.task!r} has calls in doubt: {names}",
-            reason or "they may or may not have happened",
-            f"Find out, and tell: cp.resolve({self.task!r}, {rows[0].no}, Done(result) | NotDone()), or `safepoint resolve`.",
-            task=self.task,
-            calls=[r.no for r in rows],
-        )
 
     # -- executing
 
@@ -382,7 +350,7 @@ class Flow:
                     yield Sleep(tool.retry.wait(asked.failures))
                     self.check()
                     continue
-                raise self._failed(row) from error
+                raise failed_error(row) from error
             except (RunEnded, SafepointError):
                 raise
             except BaseException as interrupt:
@@ -394,13 +362,14 @@ class Flow:
                     if row is not None and not any(r.no == row.no for _, r in self.unwritten):
                         self.journal.busy.discard(row.no)
             if row.status != "succeeded" or row.result is None:
-                raise self._lost(row)
+                raise lost_error(self.task, row)
             if tool.policy.model:
                 self.journal.scope = row.no
             self.check()  # a sibling may have ended the run; this call went on to its end first
             return value
 
     def _claimed(self, intent: CallWrite, objects: Sequence[Any], *, sync: bool) -> Committed:
+        at("intent.before")
         try:
             done = self.commit(self._calls(intent, objects=objects, sync=sync))
         except Conflict as error:
@@ -409,6 +378,7 @@ class Flow:
                 error.why,
                 "Resume the task again.",
             ) from error
+        at("intent.after")
         if sync and not self.cp.store.holds(self.task, self.guard):
             # Stopped between the intent and here, and taken over meanwhile: start nothing.
             self.end(
@@ -421,6 +391,7 @@ class Flow:
             asked.arguments, {"idempotency_key": row.idempotency_key, "fence": self.guard.fence}
         )
         here = Current(self.caller, row)
+        at("effect.before")
         try:
             value = yield Exec(asked.tool.fn, args, kwargs, here, asked.tool.timeout)
         except RunEnded:
@@ -429,6 +400,7 @@ class Flow:
             raise _Failed(error) from error
         if here.paused is not None:  # the tool swallowed its pause
             raise here.paused
+        at("effect.after")
         return value
 
     @staticmethod
@@ -444,8 +416,11 @@ class Flow:
         write = self._calls(
             CallWrite(after, "ended"), objects=objects, sync=asked.tool.effect != "read" or asked.tool.policy.model
         )
+        at("result.before")
         try:
-            return self.commit(write).calls[0]
+            recorded = self.commit(write).calls[0]
+            at("result.after")
+            return recorded
         except (StoreFull, Unavailable):
             with self.lock:
                 self.unwritten.append((write, after))
@@ -457,7 +432,7 @@ class Flow:
         try:
             packed = states.pack_values({"": value}, self.cp.registry, None, f"result of {row.tool}")
         except RefusedType as error:
-            return replace(after, error=_error(error)), ()
+            return replace(after, error=error_record(error)), ()
         if asked.tool.policy.model:
             after = replace(after, model=self._model_facts(asked, value))
         return replace(after, result=packed.data, result_refs=packed.refs), packed.new
@@ -465,7 +440,7 @@ class Flow:
     def _model_facts(self, asked: _Asked, reply: Any) -> bytes:
         facts: dict[str, Any] = {}
         for name in ("model", "temperature", "seed"):
-            value = _get(reply, name)
+            value = get(reply, name)
             value = asked.arguments.get(name) if value is None else value
             if isinstance(value, str | int | float):
                 facts[name] = value
@@ -505,7 +480,7 @@ class Flow:
             # Not the transaction that it began in: part of the effect may stand outside of it.
             doubt = replace(row, status="in_doubt", reason="the transaction was not the one that it began in")
             done = yield Io(lambda: self.commit(self._calls(CallWrite(doubt, "ended"))))
-            self.end(self.in_doubt(done.calls[0]), error)
+            self.end(in_doubt_error(self.task, done.calls[0]), error)
         except Exception as error:
             if raised and raised[0] is error:
                 raise _Failed(error) from error
@@ -530,7 +505,9 @@ class Flow:
                 self.interrupted = True
                 # Whoever swallows the interrupt must not go on past a write whose outcome is unknown.
                 self.ended = RunEnded(
-                    self.in_doubt(replace(row, reason=f"interrupted by {type(interrupt).__name__}; a resume settles it"))
+                    in_doubt_error(
+                        self.task, replace(row, reason=f"interrupted by {type(interrupt).__name__}; a resume settles it")
+                    )
                 )
 
     # -- unknown outcomes
@@ -539,7 +516,7 @@ class Flow:
         """Record what a raising tool means. Returns the row, and the settlement if it says that the call happened."""
         tool = asked.tool
         self.counters.errors += 1
-        failed = replace(row, error=_error(error), finished_at=to_us(now()))
+        failed = replace(row, error=error_record(error), finished_at=to_us(now()))
         if tool.effect != "write" or isinstance(error, (DidNotHappen, *tool.failed_on)):
             failed = replace(failed, status="failed", not_done=True)
             done = yield Io(lambda: self.commit(self._calls(CallWrite(failed, "ended"), sync=tool.effect != "read")))
@@ -547,7 +524,7 @@ class Flow:
         self.settle_from = time.monotonic()
         after = yield from self.settle(failed, reason=f"{type(error).__name__} leaves open whether it happened")
         if after.status == "in_doubt":
-            self.end(self.in_doubt(after), error)
+            self.end(in_doubt_error(self.task, after), error)
         if after.status == "failed":
             return after, None
         value = yield Io(lambda: self._recorded(after))
@@ -556,7 +533,7 @@ class Flow:
     def settle(self, row: CallRow, reason: str = "") -> Script[CallRow]:
         """Find out about an open write: ask its verifier once the effect had time to settle, or park it. Returns the row as
         recorded."""
-        policy = journal.Policy.decode(row.policy)
+        policy = Policy.decode(row.policy)
         tool = tool_named(row.tool)
         if policy.verify and tool is not None and tool.verify is not None:
             wait = self.settle_from + policy.settle - time.monotonic()
@@ -585,7 +562,7 @@ class Flow:
                 packed = states.pack_values({"": s.result}, self.cp.registry, None, f"verified result of {row.tool}")
                 after, objects = replace(after, result=packed.data, result_refs=packed.refs, error=None), packed.new
             except RefusedType as error:
-                after = replace(after, error=_error(error))
+                after = replace(after, error=error_record(error))
         done = yield Io(lambda: self.commit(self._calls(CallWrite(after, "ended"), objects=objects)))
         return done.calls[0]  # type: ignore[no-any-return]
 
@@ -600,44 +577,3 @@ class _Failed(Exception):
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
         self.error = error
-
-
-_MESSAGE_LIMIT = 2000
-
-
-def _error(error: BaseException) -> bytes:
-    if isinstance(error, RefusedType):
-        message = str(error)
-    else:
-        message = _text(error)
-    cls = type(error)
-    return msgspec.msgpack.encode(
-        {
-            "type": f"{cls.__module__}.{cls.__qualname__}",
-            "message": message.encode("utf-8", "replace").decode()[:_MESSAGE_LIMIT],
-        }
-    )
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # somebody's __str__ must not turn a failed call into a lost one
-        return ""
-
-
-def _get(reply: Any, name: str) -> Any:
-    return reply.get(name) if isinstance(reply, Mapping) else getattr(reply, name, None)
-
-
-def usage_of(reply: Any) -> tuple[int, int]:
-    """Tokens in and out as a reply tells them: OpenAI's ``prompt_tokens``/``completion_tokens`` or Anthropic's (and OpenAI
-    Responses') ``input_tokens``/``output_tokens``."""
-    usage = _get(reply, "usage")
-    if usage is None:
-        return 0, 0
-
-    def first(*names: str) -> int:
-        return next((v for n in names if type(v := _get(usage, n)) is int), 0)
-
-    return first("prompt_tokens", "input_tokens"), first("completion_tokens", "output_tokens")

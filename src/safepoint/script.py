@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import inspect
 import threading
 import time
 from collections.abc import Callable, Coroutine, Generator, Sequence
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from safepoint.errors import UsageError
-from safepoint.tools import Current, current
+from safepoint.tools import Current, current, is_async
 
 T = TypeVar("T")
 Script = Generator["Op", Any, T]
@@ -62,7 +61,7 @@ class Exec(Op):
 
     @property
     def is_async(self) -> bool:
-        return inspect.iscoroutinefunction(self.fn) or inspect.iscoroutinefunction(getattr(self.fn, "__call__", None))
+        return is_async(self.fn)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,11 @@ INJECTED = frozenset({"idempotency_key", "fence", "connection"})
 """Keyword-only parameters of these names are filled in by the run; they are no part of a call's arguments."""
 
 
+def is_async(fn: Any) -> bool:
+    """Whether calling ``fn`` gives something to await; objects with an async ``__call__`` included."""
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(type(fn), "__call__", None))
+
+
 class Caller:
     """What a tool needs of a run, so that this module stays below it."""
 

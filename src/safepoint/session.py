@@ -1,0 +1,585 @@
+"""What a sync and an async run share: the hold of a task, as scripts. ``run`` and ``aio`` are the faces."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from safepoint._probe import at
+from safepoint.calling import Counters, Flow, Validate
+from safepoint.codec import states, values
+from safepoint.codec.states import Control
+from safepoint.errors import (
+    Conflict,
+    DecisionNeeded,
+    InDoubt,
+    InvalidState,
+    LeaseHeld,
+    LeaseLost,
+    RunEnded,
+    SafepointError,
+    StoreFull,
+    Unavailable,
+    UsageError,
+)
+from safepoint.model import Checkpoint, Metrics, Recovery, State, check_id, new_id, now, to_us
+from safepoint.replies import in_doubt_error
+from safepoint.rows import CallRow, CallWrite, Commit, Grant, PauseRow, PauseWrite, TaskPatch
+from safepoint.rules import journal, planning
+from safepoint.rules.journal import Action, StepJournal
+from safepoint.script import Io, LoopThread, Script, Sleep
+from safepoint.stores import holder
+from safepoint.tools import Bound, Caller, Current, Tool, current, live_runs
+
+if TYPE_CHECKING:
+    from safepoint.checkpointer import Checkpointer
+
+log = logging.getLogger("safepoint")
+
+RECOVER = ("auto", "strict")
+
+NO_FAULT_OF_THE_STEP = (Unavailable, StoreFull, LeaseLost, LeaseHeld, Conflict)
+"""Errors that interrupt a task without making it failed."""
+
+Prepare = Callable[[State, Control], TaskPatch]
+"""Puts a new task's job into its first state."""
+
+
+class RunBase(Caller):
+    """What sync and async runs share: their scripts and what they know."""
+
+    def __init__(
+        self,
+        cp: Checkpointer,
+        task_id: str | None,
+        *,
+        recover: str = "auto",
+        wait: float = 0.0,
+        steal: bool = False,
+        prepare: Prepare | None = None,
+    ) -> None:
+        if recover not in RECOVER:
+            raise UsageError(f"recover={recover!r} is not available", "", f"Use one of {', '.join(RECOVER)}.")
+        self.cp = cp
+        self.task_id = new_id() if task_id is None else check_id(task_id)
+        self.context: dict[str, Any] = {}
+        """What ``before_step`` hooks gave for this step; not saved."""
+        self.phase: str | None = None
+        """Shown in metrics where ``agent_state["phase"]`` is no text."""
+        self.recovery = Recovery("new")
+        self._steal = steal
+        self._wait = wait
+        self._prepare = prepare
+        self._grant: Grant | None = None
+        self._loop = LoopThread()
+        self._pid = os.getpid()
+        self._closed = False
+        self._steps: dict[int, list[CallRow]] = {}
+        self._pauses: list[PauseRow] = []
+        self._asked_pauses: dict[str, int] = {}
+        self._used: list[PauseRow] = []
+        self._finish: tuple[Any] | None = None
+        self._mark: str | None = None
+        self._unsaved = 0
+        self._token: Any = None
+        self._first_save = True
+        self._in_agent = False
+        self._in_step = False
+        self._kept: str | None = None
+
+    # -- what may be looked at
+
+    @property
+    def state(self) -> State:
+        """The live state. Change it in place; what counts is what it is when the step ends."""
+        return self._state
+
+    @property
+    def fence(self) -> int:
+        """Rises with each holder of the task; receivers may refuse an older one."""
+        return self._flow.guard.fence
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """Facts for a health check: steps done, and how many of them are not in a durable checkpoint yet."""
+        return {
+            "task_id": self.task_id,
+            "step": self._state.step,
+            "steps_since_save": self._unsaved,
+            "seq": self._state.seq,
+            "fence": self.fence,
+            "ended": None if self._flow.ended is None else type(self._flow.ended.error).__name__,
+        }
+
+    @property
+    def metrics(self) -> Metrics:
+        c = self._flow.counters
+        return Metrics(self._phase(), *(getattr(c, f) for f in Counters.__slots__))
+
+    def add_usage(self, tokens_in: int = 0, tokens_out: int = 0) -> None:
+        """Count tokens that no recorded reply tells of."""
+        self._flow.counters.tokens_in += tokens_in
+        self._flow.counters.tokens_out += tokens_out
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.task_id}>"
+
+    def _phase(self) -> str:
+        agent_state = self._state.agent_state
+        phase = agent_state.get("phase") if isinstance(agent_state, dict) else getattr(agent_state, "phase", None)
+        phase = getattr(phase, "value", phase)
+        return phase if isinstance(phase, str) else (self.phase or "")
+
+    # -- taking the task
+
+    def _begin(self) -> Script[None]:
+        deadline = time.monotonic() + self._wait
+        while True:
+            try:
+                self._grant = yield Io(lambda: self.cp.store.acquire(self.task_id, holder.describe(), steal=self._steal))
+                break
+            except LeaseHeld:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise
+            yield Sleep(min(0.05, left))
+        weakref.finalize(self, _abandon, self.cp.store, self.task_id, self._grant, self._pid).atexit = False
+        self.cp._runs.add(self)
+        try:
+            yield from self._restore()
+        except BaseException as error:
+            public = error.error if isinstance(error, RunEnded) else error
+            yield from self._release(EndedAs("waiting" if isinstance(public, InDoubt) else "interrupted"))
+            if public is error:
+                raise
+            raise public from error
+        live_runs.add(self)
+
+    def _restore(self) -> Script[None]:
+        assert self._grant is not None
+        task = yield Io(lambda: self.cp.store.task(self.task_id))
+        state = yield Io(lambda: self.cp.load_latest(self.task_id))
+        branches = yield Io(lambda: self.cp.store.branches(self.task_id))
+        line = next((b.line for b in branches if b.name == task.branch), 1)
+        self._task = task
+        self.is_new = state is None
+        self._state = state if state is not None else State(self.task_id)
+        self._control = state._base.control.copy() if state is not None else Control()
+        self._flow = Flow(
+            cp=self.cp,
+            task=self.task_id,
+            guard=self._grant.guard,
+            presumed=self._grant.presumed,
+            line=line,
+            caller=self,
+            base=self._base,
+        )
+        self._flow.counters = yield Io(lambda: self._counters(task.attempts))
+        if state is None:
+            # An intent stands on a durable checkpoint: a new task's first one is the state before its first step.
+            patch = self._prepare(self._state, self._control) if self._prepare else None
+            self._first_save = False
+            yield Io(lambda: self._save(kind="step", patch=patch))
+            self._open_step()
+            return
+        yield from self._settle_open(line)
+        log.info("resumed %s@%s (%s)", self.task_id, state.seq, _how(self._state, self._grant, self.recovery))
+
+    def _base(self) -> Any:
+        return self._state._base
+
+    def _counters(self, attempts: int) -> Counters:
+        counters = Counters(attempt=attempts)
+        rows = self.cp.store.headers(self.task_id, limit=1)
+        if rows and rows[0].metrics:
+            before = Metrics(*msgspec.msgpack.decode(rows[0].metrics))
+            for name in ("calls", "retries", "errors", "tokens_in", "tokens_out"):
+                setattr(counters, name, getattr(before, name))
+        return counters
+
+    def _settle_open(self, line: int) -> Script[None]:
+        """Find out about every open write before any step code runs, and set aside what a step raised twice on."""
+        flow, state = self._flow, self._state
+        rows, _ = yield Io(lambda: self.cp.store.calls(self.task_id, line=line, from_step=state.step, bodies=False))
+        for row in rows:
+            row.check(self.task_id, f"call {row.no}")
+            flow.position = max(flow.position, row.asked, row.began, row.ended or 0)
+        self._pauses = yield Io(lambda: self.cp.store.pauses(self.task_id))
+        anew = journal.to_ask_anew(
+            journal.Raised.decode(self._task.raised), line, state.step, [r for r in rows if r.step == state.step]
+        )
+        verified = 0
+        known: dict[int, CallRow] = {r.no: r for r in rows}
+        for row in rows:
+            action = journal.decide(row, now_us=to_us(now())) if row.status == "started" else None
+            if action in (Action.VERIFY, Action.PARK):
+                verified += 1
+                known[row.no] = yield from flow.settle(row)
+        for row in anew:
+            done = yield Io(lambda r=row: flow.commit(flow._calls(CallWrite(replace(r, superseded=True)))))  # type: ignore[misc]
+            known[row.no] = done.calls[0]
+        for row in known.values():
+            self._steps.setdefault(row.step, []).append(row)
+        self._open_step()
+        self.recovery = Recovery(
+            mode="head",
+            seq=state.seq,
+            reused=sum(r.status == "succeeded" and not r.superseded for r in known.values()),
+            verified=verified,
+            unclaimed=tuple(r.no for r in flow.journal.unclaimed()),
+            previous=self._grant.previous if self._grant else "",
+        )
+        state.recovery = self.recovery
+        doubt, _ = planning.waiting_on(list(known.values()), [], line, state.step)
+        if doubt:
+            flow.end(in_doubt_error(self.task_id, *doubt))
+
+    def _open_step(self) -> None:
+        flow = self._flow
+        flow.step = self._state.step
+        flow.journal = StepJournal(self._steps.get(flow.step, ()))
+        flow.later = any(n > flow.step for n in self._steps)
+        flow.warm = ()
+        self._asked_pauses = {}
+        self._mark = None
+        self._mine = (self._state.step, self._state.seq, self._state.branch, self._state.task_id)
+
+    def unanswered(self) -> list[PauseRow]:
+        """Pauses of this step and later ones that still wait for their answer."""
+        return planning.waiting_on([], self._pauses, self._flow.line, self._state.step)[1]
+
+    # -- during a step
+
+    def _check(self) -> None:
+        if self._closed:
+            raise UsageError(f"the run of task {self.task_id!r} is over", "", "Resume the task to go on.")
+        if os.getpid() != self._pid:
+            raise UsageError(
+                f"the run of task {self.task_id!r} belongs to another process", "this one was forked from it", "Resume there."
+            )
+        here = current.get()
+        if here is not None and here.run is self and here.call is not None:
+            raise UsageError("run was used inside of a tool", "a call's own work belongs to that call", "Do it in the step.")
+        self._flow.check()
+
+    def _call_script(
+        self,
+        tool: Any,
+        arguments: dict[str, Any] | None,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        call_id: str | None,
+        validate: Validate | None,
+    ) -> Script[Any]:
+        self._check()
+        if call_id is None and current.get() is None:
+            raise UsageError(
+                "run.call came from a thread that is not the step's",
+                "the order of such calls is not the same in a re-run, so order cannot identify them",
+                "Give each one a call_id of its own, or use run.call_many.",
+            )
+        if not isinstance(tool, Tool):
+            self._flow.ask(tool, {}, None)  # raises, naming the decorators
+        ready = arguments if arguments is not None else tool.arguments(args, kwargs)
+        return (yield from self._flow.call(tool, ready, call_id, validate))
+
+    def _many_script(self, calls: Sequence[Bound], max_parallel: int, return_errors: bool) -> Script[list[Any]]:
+        self._check()
+        return (yield from self._flow.call_many(calls, max_parallel, return_errors))
+
+    def _pause_script(self, name: str, question: Any) -> Script[Any]:
+        here = current.get()
+        inside = here if here is not None and here.run is self and here.call is not None else None
+        if inside is None:
+            self._check()
+        self._flow.check()
+        check_id(name, "a pause's name")
+        flow = self._flow
+        with flow.lock:
+            k = self._asked_pauses.get(name, 0)
+            self._asked_pauses[name] = k + 1
+        row = next((p for p in self._pauses if (p.line, p.step, p.name, p.occurrence) == (flow.line, flow.step, name, k)), None)
+        if row is not None and row.status != "open":
+            if row.status == "answered":
+                self._used.append(row)
+            assert row.answer is not None
+            return values.decode(row.answer, self.cp.registry)
+        if row is None:
+            row = PauseRow(
+                line=flow.line,
+                step=flow.step,
+                name=name,
+                occurrence=k,
+                call_no=inside.call.no if inside else None,
+                base_seq=self._base().head.seq,
+                question=values.encode(question, self.cp.registry, path="question"),
+                asked_at=to_us(now()),
+            )
+            calls: tuple[CallWrite, ...] = ()
+            if inside is not None:
+                calls = (CallWrite(replace(flow.journal.rows[inside.call.no], status="paused"), "ended"),)
+            commit = Commit(task=self.task_id, id=new_id(), guard=flow.guard, pauses=(PauseWrite(row),), calls=calls)
+            done = yield Io(lambda: flow.commit(commit))
+            row = done.pauses[0]
+            self._pauses.append(row)
+        try:
+            flow.end(
+                DecisionNeeded(
+                    f"pause {row.no} ({name!r}) of task {self.task_id!r} waits for an answer",
+                    "",
+                    f"cp.answer({self.task_id!r}, {row.no}, …)",
+                    task=self.task_id,
+                    pauses=[row.no],
+                )
+            )
+        except RunEnded as ended:
+            if inside is not None:
+                inside.paused = ended
+            raise
+
+    def finish(self, result: Any = None) -> None:
+        """Say that the task is done; takes effect with the save of this step."""
+        self._check()
+        self._finish = (result,)
+
+    def milestone(self, label: str) -> None:
+        """Mark the save at this step's end as a milestone, which retention keeps."""
+        self._check()
+        if type(label) is not str or not label:
+            raise UsageError("a milestone needs a label", "", "Pass a text that is not empty.")
+        self._mark = label
+
+    # -- ending a step
+
+    def _end_step(self, *, kind: str, label: str | None, save: bool, status: str | None = None) -> Script[Checkpoint | None]:
+        """A whole step is done: count it, and save it if it is due."""
+        self._check()
+        yield Io(self._flow.flush)
+        mine = (self._state.step, self._state.seq, self._state.branch, self._state.task_id)
+        if mine != self._mine:
+            raise InvalidState(
+                "step, seq, branch or task_id of the state was changed inside a run",
+                "only the run counts steps and moves the branch",
+                "Leave them alone; nothing was saved.",
+            )
+        control = self._control
+        if self._finish is not None:
+            if not control.turns:
+                control.turns.append(["", None, "open", None, 0])
+            control.turns[-1][2:4] = ["finished", self._finish[0]]
+            control.finished = True
+            status = "finished"
+        if self._mark is not None:
+            kind, label = "milestone", self._mark
+        self._state.step += 1
+        self._unsaved += 1
+        checkpoint = None
+        try:
+            if save or self._finish is not None:
+                checkpoint = yield Io(
+                    lambda: self._save(kind=kind, label=label, patch=TaskPatch(status=status) if status else None)
+                )
+        except BaseException:
+            self._state.step -= 1
+            self._unsaved -= 1
+            if self._finish is not None:
+                control.turns[-1][2:4] = ["open", None]
+                control.finished = False
+            raise
+        self._steps.pop(self._flow.step, None)
+        self._open_step()
+        return checkpoint
+
+    def _save(
+        self, *, kind: str, label: str | None = None, patch: TaskPatch | None = None, moves_head: bool = True
+    ) -> Checkpoint:
+        began = time.perf_counter()
+        state, flow = self._state, self._flow
+        recovery = None
+        if self._first_save and state.recovery is not None:
+            r = state.recovery
+            recovery = {"mode": r.mode, "seq": r.seq, "reused": r.reused, "verified": r.verified, "previous": r.previous}
+        row, packed = self.cp._row(
+            state,
+            self._control,
+            state._base,
+            kind=kind,
+            label=label,
+            metrics=states.encode_metrics(self.metrics),
+            recovery=recovery,
+        )
+        used = tuple(PauseWrite(replace(p, status="used")) for p in self._used) if moves_head else ()
+        at("save.before")
+        try:
+            done = self.cp._commit_state(
+                state,
+                row,
+                packed,
+                self._control.copy(),
+                state._base,
+                guard=flow.guard,
+                patch=patch,
+                pauses=used,
+                moves_head=moves_head,
+            )
+        except LeaseLost as error:
+            flow.end(error)
+        at("save.after")
+        flow.counters.save_ms = (time.perf_counter() - began) * 1e3
+        flow.counters.bytes_written += done.bytes_written
+        seq = done.seq or 0
+        if moves_head:
+            self._used.clear()
+            self._unsaved = 0
+            self._first_save = False
+        m = self.metrics
+        log.info(
+            "saved %s@%d step=%d kind=%s phase=%s calls=%d retries=%d errors=%d tokens=%d+%d last=%s %.0fms save=%.1fms bytes=%d attempt=%d",
+            self.task_id, seq, state.step, kind, m.phase or "-", m.calls, m.retries, m.errors, m.tokens_in, m.tokens_out,
+            m.last_call or "-", m.last_call_ms, m.save_ms, done.bytes_written, m.attempt,
+        )  # fmt: skip
+        self.cp._retain(self.task_id, seq)
+        return self.cp._header(self.task_id, replace(row, seq=seq))
+
+    def _save_script(self, label: str | None) -> Script[Checkpoint]:
+        self._check()
+        if self._in_agent:
+            raise UsageError(
+                "run.save was called in a run_agent step",
+                "run_agent saves at the step's end",
+                "Use run.milestone(label) to mark that save.",
+            )
+        checkpoint = yield from self._end_step(kind="step", label=label, save=True)
+        assert checkpoint is not None
+        return checkpoint
+
+    def _failed(self, error: BaseException) -> Script[str]:
+        """Keep what a failed step looked like as a leaf, best effort. Returns its address, or ''."""
+        flow, state = self._flow, self._state
+        if state._base is None or flow.ended is not None:
+            return ""
+        raised = journal.after_raise(
+            journal.Raised.decode(self._task.raised), flow.line, flow.step, list(flow.journal.rows.values())
+        )
+        patch = TaskPatch(status="failed", reason=f"{type(error).__name__} in step {flow.step}", raised=raised.encode())
+        try:
+            state.step, state.seq, state.branch, state.task_id = self._mine
+            leaf = yield Io(lambda: self._save(kind="failure", label=type(error).__name__, patch=patch, moves_head=False))
+            return f"{self.task_id}@{leaf.seq}"
+        except Exception as second:
+            # The half-changed state may not be storable: the status still must tell.
+            log.warning("could not keep the failed step of %s: %s", self.task_id, type(second).__name__)
+        with contextlib.suppress(Exception):
+            yield Io(lambda: flow.commit(Commit(task=self.task_id, id=new_id(), guard=flow.guard, patch=patch)))
+        return ""
+
+    # -- letting go
+
+    def _release(self, error: BaseException | None) -> Script[None]:
+        if self._closed or self._grant is None:
+            return
+        self._closed = True
+        live_runs.discard(self)
+        self.cp._runs.discard(self)
+        if os.getpid() != self._pid:
+            return
+        patch = TaskPatch(status=self._last_status(error), reason=_reason(error))
+        grant = self._grant
+        try:
+            yield Io(lambda: self.cp.store.release(self.task_id, grant, patch))
+        except SafepointError as second:
+            log.warning(
+                "task %s could not be released (%s); its lease ends with this process", self.task_id, type(second).__name__
+            )
+            self.cp.store.abandon(self.task_id, grant)
+        finally:
+            yield Io(self._loop.close)
+
+    def _last_status(self, error: BaseException | None) -> str | None:
+        if isinstance(error, EndedAs):
+            return error.status
+        if isinstance(error, InDoubt | DecisionNeeded):
+            return "waiting"
+        if isinstance(error, Exception) and not isinstance(error, NO_FAULT_OF_THE_STEP):
+            return "failed"
+        if getattr(self, "_control", None) is not None and self._control.finished:
+            return "finished"
+        return "interrupted"
+
+    def _abandoned(self, why: str) -> None:
+        """The checkpointer closes: the task becomes interrupted."""
+        if not self._closed and self._grant is not None:
+            self._closed = True
+            live_runs.discard(self)
+            with contextlib.suppress(SafepointError):
+                self.cp.store.release(self.task_id, self._grant, TaskPatch(status="interrupted", reason=why))
+
+    def _enter_context(self) -> None:
+        self._token = current.set(Current(self))
+
+    def _exit_context(self) -> None:
+        if self._token is not None:
+            with contextlib.suppress(ValueError):  # left in another context than it was entered in
+                current.reset(self._token)
+            self._token = None
+
+    def _leave(self, error: BaseException | None) -> Script[BaseException | None]:
+        """Leave a handle; returns the error that the ``with`` statement should raise instead of its own, if any."""
+        ended = self._flow.ended
+        if ended is None and isinstance(error, Exception) and not isinstance(error, NO_FAULT_OF_THE_STEP):
+            address = yield from self._failed(error)
+            if address:
+                error.add_note(f"safepoint kept the failed step as {address}; resume goes on from the step before.")
+        public = ended.error if ended is not None else error
+        yield from self._release(public)
+        if ended is None:
+            return None
+        return ended.error
+
+    def call(self, target: Any, /, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+class EndedAs(Exception):
+    """Tells ``_release`` the status that a run ends with."""
+
+    def __init__(self, status: str) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+def _abandon(store: Any, task: str, grant: Grant, pid: int) -> None:
+    if os.getpid() == pid:
+        store.abandon(task, grant)
+
+
+def _how(state: State, grant: Grant, recovery: Recovery) -> str:
+    parts = [f"schema {state.version}"]
+    if state.created_at is not None:
+        parts.append(f"saved {_ago((now() - state.created_at).total_seconds())}")
+    if grant.previous:
+        parts.append(f"last holder {grant.previous.replace('_', ' ')}")
+    if recovery.reused:
+        parts.append(f"{recovery.reused} results at hand")
+    return ", ".join(parts)
+
+
+def _ago(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit} ago"
+    return f"{max(0, int(seconds))} s ago"
+
+
+def _reason(error: BaseException | None) -> str:
+    if error is None or isinstance(error, EndedAs):
+        return ""
+    return f"{type(error).__name__}"

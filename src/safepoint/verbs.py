@@ -1,0 +1,160 @@
+"""The verbs that deal with the journal: what a resume would do, calls and their settlement, pauses and their answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from safepoint.codec import states, values
+from safepoint.codec.registry import Registry
+from safepoint.errors import AlreadyAnswered, Conflict, NotFound, UsageError
+from safepoint.model import Call, Done, NotDone, Pause, State, check_id, new_id, now, to_us
+from safepoint.rows import CallRow, CallWrite, Commit, PauseRow, PauseWrite
+from safepoint.rules import planning
+from safepoint.rules.planning import Plan
+from safepoint.stores.base import Store
+
+
+class JournalVerbs:
+    """Part of ``Checkpointer``."""
+
+    store: Store
+    registry: Registry
+
+    if TYPE_CHECKING:
+
+        def _load(self, task: str, **selector: Any) -> State | None: ...
+
+        @staticmethod
+        def _no_task(task_id: str) -> NotFound: ...
+
+    def plan(self, task_id: str) -> Plan:
+        """What a resume would do: with which checkpoint it begins, and what becomes of each recorded call. Changes nothing.
+
+        Raises:
+            NotFound: no such task.
+        """
+        row = self.store.task(check_id(task_id))
+        if row is None:
+            raise self._no_task(task_id)
+        branch = next((b for b in self.store.branches(task_id) if b.name == row.branch), None)
+        problem: BaseException | None = None
+        try:
+            state = self._load(task_id)
+        except Exception as error:
+            state, problem = None, error
+        lease = self.store.lease(task_id)
+        line, step = (branch.line, state.step) if branch and state else (1, 0)
+        calls, objects = self.store.calls(task_id, line=line, from_step=step)
+        return planning.plan(
+            row,
+            lease,
+            state.seq if state else (branch.head.seq if branch else None),
+            problem,
+            line,
+            step,
+            calls,
+            self.store.pauses(task_id),
+            lambda r: states.call(task_id, r, objects, None),
+            to_us(now()),
+        )
+
+    def calls(self, task_id: str, *, status: str | None = None, limit: int | None = None) -> list[Call]:
+        """The task's journal, oldest first, with arguments and results as plain values; ``limit`` keeps the newest."""
+        rows, objects = self.store.calls(check_id(task_id), limit=limit if status is None else None)
+        found = []
+        for row in rows:
+            row.check(task_id, f"call {row.no}")
+            if status is None or row.status == status:
+                found.append(states.call(task_id, row, objects, None))
+        return found if limit is None else found[-limit:]
+
+    def resolve(self, task_id: str, call: int | Call, verdict: Done | NotDone) -> Call:
+        """A person's word on a call that is in doubt: it happened (with this result), or it did not.
+
+        Raises:
+            NotFound: no such call. UsageError: it is not in doubt. Conflict: somebody else was quicker.
+        """
+        no = call.no if isinstance(call, Call) else call
+        if not isinstance(verdict, Done | NotDone):
+            raise UsageError(f"resolve takes Done(result) or NotDone(), not a {type(verdict).__name__}", "", "")
+        row = self._call_row(task_id, no)
+        if row.status != "in_doubt":
+            raise UsageError(
+                f"call {no} of task {task_id!r} is {row.status}, not in doubt",
+                "only calls in doubt can be resolved",
+                f"See `safepoint calls {task_id}`.",
+            )
+        packed = None
+        if isinstance(verdict, Done):
+            packed = states.pack_values({"": verdict.result}, self.registry, None, "result")
+            row = replace(row, status="succeeded", result=packed.data, result_refs=packed.refs, not_done=False)
+        else:
+            row = replace(row, status="failed", not_done=True)
+        row = replace(row, finished_at=to_us(now()), reason="settled by a person")
+        self.store.commit(
+            Commit(
+                task=task_id,
+                id=new_id(),
+                anyway=True,
+                calls=(CallWrite(row, "ended"),),
+                objects=packed.new if packed else (),
+            )
+        )
+        rows, objects = self.store.calls(task_id, nos=[no])
+        return states.call(task_id, rows[0], objects, None)
+
+    def _call_row(self, task_id: str, no: int) -> CallRow:
+        rows, _ = self.store.calls(check_id(task_id), nos=[no], bodies=False)
+        if not rows:
+            raise NotFound(f"task {task_id!r} has no call {no}", "", f"See `safepoint calls {task_id}`.", task=task_id)
+        rows[0].check(task_id, f"call {no}")
+        return rows[0]
+
+    def pauses(self, task_id: str, *, status: str | None = "open") -> list[Pause]:
+        """Questions to people; open ones by default, all with ``status=None``."""
+        rows = self.store.pauses(check_id(task_id))
+        for row in rows:
+            row.check(task_id, f"pause {row.no}")
+        return [states.pause(task_id, r, self.registry) for r in rows if status is None or r.status == status]
+
+    def answer(self, task_id: str, pause: int | str | Pause, answer: Any) -> Pause:
+        """Answer a pause, named by its number or, if just one of that name is open, by its name. The first answer stands.
+
+        Raises:
+            NotFound: no such pause. AlreadyAnswered: it has its answer.
+        """
+        row = self._pause_row(task_id, pause.no if isinstance(pause, Pause) else pause)
+        if row.status != "open":
+            raise self._answered(task_id, row)
+        row = replace(
+            row, status="answered", answer=values.encode(answer, self.registry, path="answer"), answered_at=to_us(now())
+        )
+        try:
+            self.store.commit(Commit(task=task_id, id=new_id(), anyway=True, pauses=(PauseWrite(row),)))
+        except Conflict:
+            raise self._answered(task_id, row) from None
+        return states.pause(task_id, row, self.registry)
+
+    def _pause_row(self, task_id: str, which: int | str) -> PauseRow:
+        rows = self.store.pauses(check_id(task_id))
+        found = [r for r in rows if (r.no == which if isinstance(which, int) else r.name == which)]
+        if isinstance(which, str) and len(found) > 1:
+            found = [r for r in found if r.status == "open"] or found[-1:]
+        if len(found) > 1:
+            raise UsageError(
+                f"task {task_id!r} has {len(found)} open pauses named {which!r}", "", "Answer by number; see pauses()."
+            )
+        if not found:
+            raise NotFound(f"task {task_id!r} has no pause {which!r}", "", "See pauses().", task=task_id)
+        return found[0]
+
+    @staticmethod
+    def _answered(task_id: str, row: PauseRow) -> AlreadyAnswered:
+        return AlreadyAnswered(
+            f"pause {row.no} ({row.name!r}) of task {task_id!r} has been answered before",
+            "the first answer stands",
+            "",
+            task=task_id,
+            pause=row.no,
+        )
