@@ -10,13 +10,36 @@
 
 from __future__ import annotations
 
-from safepoint import errors
 from safepoint._version import __version__
 from safepoint.agent import run_agent
 from safepoint.aio import AsyncCheckpointer, AsyncRun, open_async, run_agent_async
 from safepoint.checkpointer import Checkpointer, open
 from safepoint.codec.registry import register
-from safepoint.errors import *  # noqa: F403
+from safepoint.errors import (
+    AlreadyAnswered,
+    CallFailed,
+    CallInProgress,
+    CallMismatch,
+    Conflict,
+    Damaged,
+    DecisionNeeded,
+    DidNotHappen,
+    InDoubt,
+    InvalidState,
+    LeaseHeld,
+    LeaseLost,
+    MergeConflict,
+    MissingExtra,
+    NewerFormat,
+    NewerSchema,
+    NotFound,
+    RefusedType,
+    RunEnded,
+    SafepointError,
+    StoreFull,
+    Unavailable,
+    UsageError,
+)
 from safepoint.model import (
     Call,
     Checkpoint,
@@ -40,29 +63,52 @@ from safepoint.run import Run
 from safepoint.tools import Tool, model, tool
 
 __all__ = [
+    "AlreadyAnswered",
     "AsyncCheckpointer",
     "AsyncRun",
     "Call",
+    "CallFailed",
+    "CallInProgress",
+    "CallMismatch",
     "Checkpoint",
     "Checkpointer",
     "CleanupReport",
+    "Conflict",
+    "Damaged",
+    "DecisionNeeded",
+    "DidNotHappen",
     "Done",
     "Finding",
+    "InDoubt",
+    "InvalidState",
+    "LeaseHeld",
+    "LeaseLost",
+    "MergeConflict",
     "Metrics",
+    "MissingExtra",
+    "NewerFormat",
+    "NewerSchema",
     "NotDone",
+    "NotFound",
     "Outcome",
     "Pause",
     "Plan",
     "PlannedCall",
     "Recovery",
+    "RefusedType",
     "Retention",
     "Retry",
     "Run",
+    "RunEnded",
+    "SafepointError",
     "State",
     "StepResult",
+    "StoreFull",
     "TaskInfo",
     "Tool",
+    "Unavailable",
     "Unknown",
+    "UsageError",
     "__version__",
     "model",
     "open",
@@ -71,5 +117,4 @@ __all__ = [
     "run_agent",
     "run_agent_async",
     "tool",
-    *errors.__all__,
 ]

@@ -33,7 +33,7 @@ INJECTED = frozenset({"idempotency_key", "fence", "connection"})
 
 def is_async(fn: Any) -> bool:
     """Whether calling ``fn`` gives something to await; objects with an async ``__call__`` included."""
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(type(fn), "__call__", None))
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
 
 
 class Caller:
