@@ -1,10 +1,10 @@
-"""The memory store against the contract."""
+"""The memory store against the contract, and against the oracle."""
 
 import pytest
 
 from safepoint.model import new_id
 from safepoint.stores.memory import MemoryStore
-from safepoint.testing import StoreContract
+from safepoint.testing import Local, StoreContract, StoreMachine, run_machine
 
 
 class TestMemory(StoreContract):
@@ -12,3 +12,13 @@ class TestMemory(StoreContract):
     def opener(self):
         name = new_id()
         return lambda: MemoryStore(name)
+
+
+class MemoryMachine(StoreMachine):
+    def driver(self):
+        return Local(MemoryStore())
+
+
+@pytest.mark.scaled
+def test_machine():
+    run_machine(MemoryMachine)

@@ -60,7 +60,7 @@ class Store(ABC):
 
         Under one lock of the task, in this order: if a checkpoint with ``commit.id`` exists in that space, compare (same
         branch, parent, digest: answer it with ``existed=True``; else UsageError); check the guard, or that no live run
-        holds the task; compare the branch's head with ``expect``; compare the version of every call and pause row; then
+        holds the task; answer a commit without a checkpoint that was the task's last to land, with its rows; compare the branch's head with ``expect``; compare the version of every call and pause row; then
         give numbers (``seq``, ``no``, journal positions), seal the rows, and write. An object that exists with other bytes
         is overwritten. A guardless commit with a checkpoint creates the task; other commits need it to exist. The first
         branch of space '' becomes the task's current one; later only ``patch.branch`` changes that. A new branch forks from

@@ -17,9 +17,11 @@ except ImportError as error:
     ) from error
 
 # Before the modules are imported: an assert that only says "AssertionError" is of no use to the author of a store.
-for _name in ("commits", "contract", "leases", "machine", "reading", "removal"):
+for _name in ("commits", "contract", "leases", "machine", "oracle", "reading", "removal"):
     pytest.register_assert_rewrite(f"safepoint.testing.{_name}")
 
 from safepoint.testing.contract import StoreContract  # noqa: E402
+from safepoint.testing.drive import Local, Place, Remote  # noqa: E402
+from safepoint.testing.machine import StoreMachine, run_machine  # noqa: E402
 
-__all__ = ["StoreContract"]
+__all__ = ["Local", "Place", "Remote", "StoreContract", "StoreMachine", "run_machine"]

@@ -150,6 +150,18 @@ class CommitTests:
         assert (again.seq, again.head, again.existed) == (done.seq, done.head, True)
         assert dump(store) == before
 
+    def test_a_repeated_journal_write_is_answered_with_its_rows(self, store: Store) -> None:
+        writer = Writer(store)
+        writer.save(*tree("a"))
+        old = writer.call()
+        parts = writer_parts(call_row(1), replace(old, status="failed"), pause_row(1))
+        commit = Commit(task="task", id=new_id(), patch=STATUS, **parts)
+        done = store.commit(commit)
+        before = dump(store)
+        again = store.commit(commit)
+        assert (again.existed, again.seq, again.calls, again.pauses) == (True, None, done.calls, done.pauses)
+        assert dump(store) == before
+
     def test_a_repeat_is_recognized_after_the_branch_has_moved_on(self, store: Store) -> None:
         writer = Writer(store)
         commit = writer.commit(*tree("a"))

@@ -1,0 +1,295 @@
+"""What a store should hold, in plain dicts: a second reading of the contract that shares no code with any store.
+
+It is asked what a verb should answer before the store is, and told what the store answered; it works out all else itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+__all__ = ["Oracle", "as_dict"]
+
+GIVEN = {"seal", "seq", "no", "version", "began", "ended", "pinned"}
+"""Fields that the store gives, or that change by other verbs."""
+
+
+def as_dict(row: Any) -> dict[str, Any]:
+    return {f.name: getattr(row, f.name) for f in fields(row)}
+
+
+class Oracle:
+    def __init__(self) -> None:
+        self.tasks: dict[str, dict[str, Any]] = {}
+        self.world: dict[bytes, tuple[bytes, bytes]] = {}
+        """Every object there ever was: name -> (refs, data)."""
+
+    # -- objects
+
+    def reach(self, *roots: bytes) -> dict[bytes, tuple[bytes, bytes]]:
+        found: dict[bytes, tuple[bytes, bytes]] = {}
+        todo = [refs[i : i + 16] for refs in roots for i in range(0, len(refs), 16)]
+        while todo:
+            name = todo.pop()
+            if name not in found:
+                found[name] = refs, _ = self.world[name]
+                todo += [refs[i : i + 16] for i in range(0, len(refs), 16)]
+        return found
+
+    # -- commits
+
+    def judge(self, c: Any) -> set[str]:
+        """How a commit may end: ok, existed, or the name of an error; empty where the contract leaves it open."""
+        task, new = self.tasks.get(c.task), c.checkpoint
+        if task is not None and new is not None:
+            for there in task["checkpoints"].values():
+                if (there["space"], there["id"]) == (new.space, c.id):
+                    same = all(there[f] == getattr(new, f) for f in ("branch", "parent_seq", "digest"))
+                    return {"existed" if same else "UsageError"}
+        if task is None:
+            if new is None:
+                return {"NotFound"}
+            if c.guard is not None:
+                return {"NotFound", "LeaseLost"}
+            task = _new_task()
+        lease = task["lease"]
+        if c.guard is not None:
+            if lease is None or lease["state"] != "held" or lease["guard"] != tuple(c.guard):
+                return {"LeaseLost"}
+            if not lease["live"]:
+                return set()  # of a run that was let go of nobody asks for more
+        elif not c.anyway and lease is not None and lease["live"]:
+            return {"LeaseHeld"}
+        if new is None and task["last"] == c.id:
+            return {"existed"}
+        if new is not None:
+            branch = task["branches"].get((new.space, new.branch))
+            if (branch and branch["head"]) != (c.expect and tuple(c.expect)):
+                return {"Conflict"}
+        bad: set[str] = set()
+        if c.stands_on is not None:
+            at = task["checkpoints"].get(c.stands_on.seq)
+            if at is None or at["id"] != c.stands_on.id:
+                bad.add("NotFound")
+        for kind, writes in (("calls", c.calls), ("pauses", c.pauses)):
+            for write in writes:
+                if write.row.version:
+                    row = task[kind].get(write.row.no)
+                    if row is None:
+                        bad.add("NotFound")
+                    elif row["version"] != write.row.version:
+                        bad.add("Conflict")
+        return bad or {"ok"}
+
+    def landed(self, c: Any, calls: Any, pauses: Any) -> None:
+        """Take over a commit that was judged ok, with the journal rows as the store answered them."""
+        task = self.tasks.setdefault(c.task, _new_task())
+        task["last"] = c.id
+        task["stored"].update(o.name for o in c.objects)
+        assert len(calls) == len(c.calls)
+        for write, row in zip(c.calls, calls, strict=True):
+            got = self._compared(task, "calls", write.row, row)
+            for stamp in ("began", "ended"):
+                if write.stamp == stamp:
+                    assert got[stamp] > task["position"], "a journal position did not rise"
+                    task["position"] = got[stamp]
+                else:
+                    assert got[stamp] == getattr(write.row, stamp)
+        assert len(pauses) == len(c.pauses)
+        for write, row in zip(c.pauses, pauses, strict=True):
+            self._compared(task, "pauses", write.row, row)
+        new = c.checkpoint
+        if new is not None:
+            task["seq"] += 1
+            task["checkpoints"][task["seq"]] = {**as_dict(new), "id": c.id, "seq": task["seq"], "pinned": False}
+            if c.moves_head:
+                key = new.space, new.branch
+                if new.space == "" and not any(space == "" for space, _ in task["branches"]):
+                    task["current"] = new.branch
+                task["branches"].setdefault(key, {"forked_from": new.parent_seq, "line": c.line})["head"] = task["seq"], c.id
+        if c.patch is not None:
+            task["current"] = c.patch.branch or task["current"]
+            task["status"] = c.patch.status or task["status"]
+
+    def _compared(self, task: dict[str, Any], kind: str, sent: Any, got_row: Any) -> dict[str, Any]:
+        want, got = as_dict(sent), as_dict(got_row)
+        assert {k: v for k, v in got.items() if k not in GIVEN} == {k: v for k, v in want.items() if k not in GIVEN}
+        assert got["version"] == want["version"] + 1
+        if want["version"]:
+            assert got["no"] == want["no"]
+        else:
+            assert got["no"] > task["last_no"][kind], "a number was given twice"
+            task["last_no"][kind] = got["no"]
+        task[kind][got["no"]] = got
+        return got
+
+    # -- leases
+
+    def acquired(self, name: str, grant: Any) -> None:
+        task = self.tasks.setdefault(name, _new_task())
+        old = task["lease"]
+        previous, presumed, fence = "", 0, 0
+        if old is not None:
+            fence, presumed = old["guard"][0], old["presumed"]
+            previous = "released" if old["state"] == "released" else "presumed_dead" if old["live"] else "dead"
+            if previous == "presumed_dead":
+                presumed = fence
+        assert (grant.previous, grant.presumed) == (previous, presumed)
+        assert grant.guard.fence > fence
+        if old is not None:
+            assert grant.guard.fence == fence + 1
+            assert grant.guard.token != old["guard"][1]
+        task["lease"] = {"guard": tuple(grant.guard), "state": "held", "live": True, "presumed": presumed}
+        task["status"], task["attempts"] = "running", task["attempts"] + 1
+
+    def is_live(self, name: str) -> bool:
+        lease = self.tasks.get(name, {}).get("lease")
+        return bool(lease and lease["live"])
+
+    def owns(self, name: str, guard: Any) -> bool:
+        return self.is_live(name) and self.tasks[name]["lease"]["guard"] == tuple(guard)
+
+    def released(self, name: str, guard: Any, status: str) -> None:
+        if self.owns(name, guard):
+            self.tasks[name]["lease"].update(state="released", live=False)
+            self.tasks[name]["status"] = status
+
+    def abandoned(self, name: str, guard: Any) -> None:
+        if self.owns(name, guard):
+            self.tasks[name]["lease"]["live"] = False
+
+    def died(self) -> None:
+        for task in self.tasks.values():
+            if task["lease"] is not None:
+                task["lease"]["live"] = False
+
+    # -- removing
+
+    def pruned(self, name: str, seqs: list[int], space: str, dry_run: bool, got: Any) -> None:
+        task = self.tasks.get(name)
+        if task is None:
+            assert got.seqs == ()
+            return
+        must = {s for s, c in task["checkpoints"].items() if c["pinned"] or c["space"] != space}
+        for branch in task["branches"].values():
+            must |= {branch["head"][0], branch["forked_from"]}
+        must |= {c["base_seq"] for c in task["calls"].values() if c["status"] in {"started", "in_doubt", "paused"}}
+        must |= {p["base_seq"] for p in task["pauses"].values() if p["status"] != "used"}
+        may: set[int] = set()
+        if self.is_live(name):
+            own = [c["base_seq"] for c in task["calls"].values() if c["fence"] == task["lease"]["guard"][0]]
+            may = set(own)
+            must |= {max(own, default=0)}
+        wanted = {s for s in seqs if s in task["checkpoints"]}
+        gone = set(got.seqs)
+        assert list(got.seqs) == sorted(gone)
+        assert wanted - must - may <= gone <= wanted - must, "deleted what is needed, or kept what is not"
+        calls = {n for n, c in task["calls"].items() if c["base_seq"] in gone}
+        pauses = {n for n, p in task["pauses"].items() if p["base_seq"] in gone}
+        assert got.calls == len(calls)
+        roots = [c["refs"] for s, c in task["checkpoints"].items() if s not in gone]
+        roots += [c[f] for n, c in task["calls"].items() if n not in calls for f in ("args_refs", "result_refs")]
+        swept = task["stored"] - set(self.reach(*roots))
+        if gone:
+            assert got.objects == len(swept)
+        if gone and not dry_run:
+            task["stored"] -= swept
+            for seq in gone:
+                del task["checkpoints"][seq]
+            for no in calls:
+                del task["calls"][no]
+            for no in pauses:
+                del task["pauses"][no]
+
+    # -- the whole
+
+    def verify(self, ask: Any, name: str) -> None:
+        """Compare all that the store shows of a task."""
+        task = self.tasks.get(name)
+        row = ask("task", name)
+        if task is None:
+            assert row is None
+            assert ask("read", name) is None
+            assert ask("calls", name) == ([], {})
+            assert ask("lease", name) is None
+            return
+        head = task["branches"].get(("", task["current"]), {}).get("head")
+        assert row is not None
+        seen = (
+            row.status,
+            row.attempts,
+            row.branch,
+            row.head and tuple(row.head),
+            row.checkpoints,
+            row.in_doubt,
+            row.open_pauses,
+        )
+        doubts = sum(c["status"] == "in_doubt" for c in task["calls"].values())
+        asked = sum(p["status"] == "open" for p in task["pauses"].values())
+        want = (task["status"], task["attempts"], task["current"], head, len(task["checkpoints"]), doubts, asked)
+        assert seen == want
+        for space in sorted({c["space"] for c in task["checkpoints"].values()} | {""}):
+            self._verify_space(ask, name, task, space)
+        calls, bodies = ask("calls", name)
+        assert [as_dict(c) for c in calls] == [task["calls"][no] for no in sorted(task["calls"])]
+        self.same_objects(bodies, *(r for c in calls for r in (c.args_refs, c.result_refs)))
+        pauses = ask("pauses", name)
+        assert [as_dict(p) for p in pauses] == [task["pauses"][no] for no in sorted(task["pauses"])]
+        for kept in (*calls, *pauses):
+            kept.check(name, "row")
+        lease = ask("lease", name)
+        if task["lease"] is None:
+            assert lease is None
+        else:
+            got = {"guard": (lease.fence, lease.token), "state": lease.state, "live": lease.live, "presumed": lease.presumed}
+            assert got == task["lease"]
+
+    def _verify_space(self, ask: Any, name: str, task: dict[str, Any], space: str) -> None:
+        mine = {s: c for s, c in task["checkpoints"].items() if c["space"] == space}
+        assert [h.seq for h in ask("headers", name, space=space)] == sorted(mine, reverse=True)
+        for seq, want_row in mine.items():
+            self.same_checkpoint(ask("read", name, space=space, seq=seq), name, want_row)
+        branches = {(b.space, b.name): b for b in ask("branches", name, space)}
+        want = {key: b for key, b in task["branches"].items() if key[0] == space}
+        assert branches.keys() == want.keys()
+        lines = [b["line"] for b in task["branches"].values()]
+        for key, branch in want.items():
+            got = branches[key]
+            assert (tuple(got.head), got.forked_from) == (branch["head"], branch["forked_from"])
+            if branch["line"] is None:
+                assert got.line not in lines, "a new branch was given a line that another has"
+                branch["line"] = got.line
+                lines.append(got.line)
+            assert got.line == branch["line"]
+
+    def same_checkpoint(self, found: Any, name: str, want: dict[str, Any] | None) -> None:
+        if want is None:
+            assert found is None
+            return
+        assert found is not None
+        row, objects = found
+        row.check(name, "checkpoint")
+        assert {**as_dict(row), "seal": b""} == {**want, "seal": b""}
+        self.same_objects(objects, row.refs)
+
+    def same_objects(self, objects: Any, *roots: bytes) -> None:
+        assert {n: (o.refs, o.data) for n, o in objects.items()} == self.reach(*roots)
+        assert all(name == o.name for name, o in objects.items())
+
+
+def _new_task() -> dict[str, Any]:
+    return {
+        "status": "idle",
+        "current": "main",
+        "attempts": 0,
+        "seq": 0,
+        "position": 0,
+        "last": "",
+        "last_no": {"calls": 0, "pauses": 0},
+        "checkpoints": {},
+        "branches": {},
+        "calls": {},
+        "pauses": {},
+        "stored": set(),
+        "lease": None,
+    }
