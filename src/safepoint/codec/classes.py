@@ -167,9 +167,9 @@ _PYDANTIC_STATE = {"__dict__", "__pydantic_fields_set__", "__pydantic_extra__", 
 def _pydantic_reduce(value: Any, _registry: Registry) -> dict[str, Any]:
     cls = type(value)
     state = value.__getstate__()
-    if type(state) is not dict or state.keys() != _PYDANTIC_STATE:
+    if type(state) is not dict or not _PYDANTIC_STATE >= state.keys() >= {"__dict__", "__pydantic_fields_set__"}:
         raise Fault(RefusedType, "its __getstate__ is not the one of pydantic.BaseModel", type=type_name(cls))
-    extra, private = state["__pydantic_extra__"], state["__pydantic_private__"]
+    extra, private = state.get("__pydantic_extra__"), state.get("__pydantic_private__")  # a RootModel has neither
     return {
         **_pack(state["__dict__"], cls.__pydantic_fields__),
         **{f"+{name}": item for name, item in (extra or {}).items()},

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
+import struct
 from functools import partial
 from typing import Any
 
@@ -35,7 +36,7 @@ def to_json(tree: Any) -> Any:
     if cls is int:
         return tree if tree.bit_length() <= _DECIMAL_BITS else {"$int": hex(tree)}
     if cls is float:
-        return tree if math.isfinite(tree) else {"$float": repr(tree)}
+        return tree if math.isfinite(tree) else {"$float": _NAMES.get(bits := _bits(tree), bits)}
     if cls is bytes:
         return {"$bytes": base64.b64encode(tree).decode("ascii")}
     if cls is list:
@@ -45,10 +46,10 @@ def to_json(tree: Any) -> Any:
         if any(key[:1] == "$" or not _is_text(key) for key in tree):
             return {"$dict": [[to_json(key), value] for key, value in zip(tree, values, strict=True)]}
         return dict(zip(tree, values, strict=True))
-    if cls is Tagged and tree.tag in KINDS:
+    if cls is Tagged and tree.tag in KINDS and KINDS[tree.tag].whole(tree.value):
         named = {} if tree.name is None else {"class": tree.name}
         return {"$type": tree.tag, **named, "value": _paired(KINDS[tree.tag], to_json(tree.value))}
-    raise UsageError(f"a {cls.__qualname__} is in no plain tree", remedy="Pass what decode_plain has returned")
+    raise UsageError(f"such a {cls.__qualname__} is in no plain tree", remedy="Pass what decode_plain has returned")
 
 
 def from_json(data: Any) -> Any:
@@ -61,7 +62,7 @@ def from_json(data: Any) -> Any:
         return _from_json(data, 3 * MAX_DEPTH)  # a Tagged and its payload are two levels here, and one in the value
     except Damaged:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, struct.error) as error:
         raise _unreadable(type(error).__name__) from error
 
 
@@ -106,10 +107,17 @@ def _unreadable(why: str) -> Damaged:
     return Damaged("the JSON form of a value cannot be read", why)
 
 
+def _bits(number: float) -> str:
+    return struct.pack(">d", number).hex()
+
+
+# There are many NaNs: the others are written as their bits, or a digest of what is read would differ.
+_NAMED = {"nan": "7ff8000000000000", "inf": _bits(math.inf), "-inf": _bits(-math.inf)}
+_NAMES = {bits: name for name, bits in _NAMED.items()}
 _SCALARS: dict[str, Any] = {
     "$str": lambda text: text.encode("ascii").decode("unicode_escape"),
     "$int": lambda text: int(text, 16),
-    "$float": lambda text: {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[text],
+    "$float": lambda text: struct.unpack(">d", bytes.fromhex(_NAMED.get(text, str(text))))[0],
     "$bytes": lambda text: base64.b64decode(text, validate=True),
 }
 

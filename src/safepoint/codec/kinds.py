@@ -8,6 +8,7 @@ again; ``docs/types.md`` is their public list.
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
@@ -106,6 +107,12 @@ class Kind:
     head: int = 0
     pairs: bool = False
 
+    def whole(self, payload: Any) -> bool:
+        """Whether a list payload has its head, and to each key a value."""
+        return (not self.head and not self.pairs) or (
+            len(payload) >= self.head and not (self.pairs and (len(payload) - self.head) % 2)
+        )
+
     def step(self, payload: Any, key: Any) -> Step:
         """How the path goes on from a value of this kind to the part of its payload at ``key``."""
         if self.payload is dict:
@@ -172,6 +179,10 @@ def _complex_revive(payload: Any, _name: str, _registry: Registry) -> complex:
 # (fold=1) have parts of their own: [ISO text without zone, zone, fold, name of the zone].
 
 
+# By hand, because fromisoformat takes +00:00:00.000001 for UTC.
+_OFFSET = re.compile(r"[+-](\d\d):(\d\d)(?::(\d\d)(?:\.(\d{6}))?)?", re.ASCII)
+
+
 def _offset_text(zone: timezone) -> str:
     return datetime(2000, 1, 1, tzinfo=zone).isoformat()[19:]
 
@@ -197,10 +208,13 @@ def _zone_back(text: str | None, name: str | None) -> tzinfo | None:
     if text is None:
         return None
     if text[:1] in ("+", "-"):
-        zone = datetime.fromisoformat(f"2000-01-01T00:00:00{text}").tzinfo
-        offset = zone.utcoffset(None) if zone else None
-        if offset is None:
+        parts = _OFFSET.fullmatch(text)
+        if parts is None:
             raise damaged("a time zone without offset")
+        hours, minutes, seconds, microseconds = (int(part or 0) for part in parts.groups())
+        offset = timedelta(hours=hours, minutes=minutes, seconds=seconds, microseconds=microseconds) * (
+            -1 if text[0] == "-" else 1
+        )
         return timezone(offset) if name is None else timezone(offset, name)
     try:
         return ZoneInfo(text)
@@ -215,7 +229,7 @@ def _zone_back(text: str | None, name: str | None) -> tzinfo | None:
 def _time_kind(code: int, cls: type[datetime] | type[time]) -> Kind:
     def reduce(value: Any, _registry: object = None) -> Any:
         zone, name = _zone_parts(value.tzinfo)
-        if not value.fold and name is None and (zone is None or zone[0] in "+-"):
+        if not value.fold and name is None and (zone is None or (zone[0] in "+-" and len(zone) == 6)):
             return value.isoformat()
         parts = [value.replace(tzinfo=None, fold=0).isoformat(), zone, value.fold]
         return parts if name is None else [*parts, name]
@@ -279,7 +293,7 @@ def _flat(items: Mapping[Any, Any]) -> list[Any]:
 def _unflat(payload: list[Any], into: dict[Any, Any], head: int = 0) -> Any:
     keys = payload[head::2]
     for key, item in zip(keys, payload[head + 1 :: 2], strict=True):
-        into[key] = item  # no update: a Counter's adds up, and dict's own goes past the order of an OrderedDict
+        into[key] = item  # noqa: PERF403 (no update: a Counter's adds up, and dict's own goes past the order of an OrderedDict)
     if len(into) != len(keys):
         raise damaged("two keys that are equal")
     return into

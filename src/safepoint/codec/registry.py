@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import is_dataclass
 from enum import Enum
+from functools import reduce
+from operator import or_
 from types import EllipsisType, NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, overload
 
@@ -153,8 +155,8 @@ class Registry:
         origin, args = (generic["origin"], generic["args"]) if generic.get("args") else (get_origin(cls), get_args(cls))
         if origin is None:
             return BUILTIN_NAMES.get(cls) or self.name_of(cls) if nested and isinstance(cls, type) else None
-        if origin is Union or origin is UnionType:
-            head: str | None = "Union"
+        if origin is Union or origin is UnionType:  # Optional[X] and X | None make two classes, for pydantic
+            head: str | None = "Union" if origin is Union else "|"
         else:
             head = BUILTIN_NAMES.get(origin) or self.name_of(origin) if isinstance(origin, type) else None
         parts = [self._parametrised_name(arg, nested + 1) for arg in args]
@@ -171,7 +173,7 @@ class Registry:
     def _read(self, head: str, tokens: Iterator[str], nested: int) -> tuple[Any, str]:
         args: list[Any] = []
         after = next(tokens, "")
-        if nested > _MAX_NESTED_PARAMETERS:
+        if nested > _MAX_NESTED_PARAMETERS or head in "[],":
             raise KeyError(head)
         if after == "[":
             while after != "]":
@@ -180,8 +182,8 @@ class Registry:
                 if after not in (",", "]"):
                     raise KeyError(head)
             after = next(tokens, "")
-        if head == "Union":
-            return Union[tuple(args)], after  # noqa: UP007 (no operator joins a list)
+        if head in ("Union", "|"):
+            return (Union[tuple(args)] if head == "Union" else reduce(or_, args)), after  # noqa: UP007 (no operator joins a list)
         found: Any = Any if head == "Any" else BUILTINS.get(head) or self.class_of(head)
         if found is None:
             raise KeyError(head)

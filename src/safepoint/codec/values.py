@@ -10,6 +10,7 @@ knows no path: a ``Fault`` collects that on its way up.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import NoneType
@@ -22,7 +23,7 @@ from safepoint.codec.classes import CLASS_KINDS, KINDS
 from safepoint.codec.jsonform import from_json, to_json
 from safepoint.codec.kinds import BUILTIN_KINDS, MAX_DEPTH, Fault, Kind, Step, Tagged, damaged, key_text, type_name
 from safepoint.codec.registry import Registry, shape_of
-from safepoint.errors import Damaged, NewerFormat, RefusedType, SafepointError, UsageError
+from safepoint.errors import Damaged, InvalidState, NewerFormat, RefusedType, SafepointError, UsageError
 
 __all__ = [
     "MAX_DEPTH",
@@ -71,6 +72,15 @@ def prepare(value: Any, registry: Registry, path: str = "") -> Any:
         return _walk(value, MAX_DEPTH, registry)
     except Fault as fault:
         _raise(fault, path, value, "stored")
+    except RecursionError:
+        raise _no_room(path, "stored") from None
+    except RuntimeError as error:  # "dictionary changed size during iteration"
+        raise InvalidState(
+            f"{path or 'the value'} cannot be stored",
+            str(error),
+            "Change a state only where it is saved, or under a lock",
+            path=path,
+        ) from error
 
 
 def encode_tree(tree: Any) -> bytes:
@@ -185,7 +195,15 @@ def _walker_of(kind: Kind) -> Callable[[Any, int, Registry], Any]:
             raise _unregistered(type(value))
         if kind.payload is not object and depth <= 0:
             raise _too_deep(value)
-        return _ext(kind, name, kind.reduce(value, registry), value, depth, registry)
+        try:
+            payload = kind.reduce(value, registry)
+        except Fault:
+            raise
+        except Exception as error:  # a class with a __getstate__ of its own, or a set that another thread is changing
+            raise Fault(
+                RefusedType, f"taking it apart failed with {type_name(type(error))}", type=type_name(type(value))
+            ) from error
+        return _ext(kind, name, payload, value, depth, registry)
 
     return walk
 
@@ -209,8 +227,8 @@ def _tagged(value: Tagged, depth: int, registry: Registry) -> Ext:
     kind = KINDS.get(value.tag)
     if kind is None or kind.named != (type(value.name) is str) or type(value.value) not in _PAYLOAD_WALKERS:
         raise Fault(UsageError, f"there is no {value.tag!r:.80} with such parts in the type table", "See docs/types.md")
-    if kind.payload is not object and (depth <= 0 or type(value.value) is not kind.payload):
-        raise _too_deep(value) if depth <= 0 else Fault(UsageError, f"{kind.tag} needs a {kind.payload.__name__} as its value")
+    if kind.payload is not object and (depth <= 0 or type(value.value) is not kind.payload or not kind.whole(value.value)):
+        raise _too_deep(value) if depth <= 0 else Fault(UsageError, f"{kind.tag} needs another payload", "See docs/types.md")
     return _ext(kind, value.name, value.value, value, depth, registry)
 
 
@@ -280,8 +298,27 @@ def _raise(fault: Fault, path: str, value: object, verb: str) -> NoReturn:
             trail = trail[:at]
             break
     where = _path(path, trail)
-    fault.details = {"path": where, "type": type_name(type(value)), **fault.details}
+    fault.details.setdefault("path", where)
+    if verb == "stored":
+        fault.details.setdefault("type", type_name(type(trail[-1][0] if trail else value)))
     raise fault.error(f"{where} cannot be {verb}", fault.why, fault.remedy, **fault.details) from fault.__cause__
+
+
+# What the deepest value needs. A caller with less stack than that must not be told that sound data are damaged.
+_FRAMES = 4 * MAX_DEPTH
+
+
+def _room() -> int:
+    used, frame = 0, sys._getframe()
+    while frame.f_back:
+        used, frame = used + 1, frame.f_back
+    return sys.getrecursionlimit() - used
+
+
+def _no_room(path: str, verb: str) -> UsageError:
+    return UsageError(
+        f"{path or 'the value'} cannot be {verb} here", "too little is left of the stack", "Call from less deep", path=path
+    )
 
 
 def _path(path: str, trail: list[tuple[object, object]]) -> str:
@@ -310,6 +347,8 @@ def _load(data: bytes, registry: Registry | None, path: str, refs: Callable[[int
     except Fault as fault:
         _raise(fault, path, data, "loaded")
     except RecursionError:
+        if _room() < _FRAMES:
+            raise _no_room(path, "loaded") from None
         raise Damaged(f"{path or 'the value'} cannot be loaded", "it nests too deep", path=path) from None
 
 
@@ -379,7 +418,7 @@ def _load_ext(ext: Ext, depth: int, loader: _Loader) -> Any:
     if kind.payload is object:
         payload = _load_leaf(payload, loader)
     else:
-        if type(payload) is not kind.payload:
+        if type(payload) is not kind.payload or not kind.whole(payload):
             raise damaged(f"it holds no whole {kind.tag}")
         raw = payload
         try:
