@@ -389,3 +389,27 @@ def test_a_class_that_cannot_be_taken_apart_is_refused_with_its_path() -> None:
         encode([Stubborn(x=1)], Registry([Stubborn], parent=None), path="state")
     assert "secret" not in str(caught.value)
     assert isinstance(caught.value.__cause__, OSError)
+
+
+class Meddler(BaseModel):
+    x: int
+
+    def __getstate__(self) -> dict[Any, Any]:
+        MEDDLED["more"] = 1
+        return super().__getstate__()
+
+
+MEDDLED: dict[str, Any] = {"first": Meddler(x=1), "last": 2}
+
+
+def test_a_state_that_changes_while_it_is_saved_is_refused() -> None:
+    with pytest.raises(InvalidState, match="state cannot be stored: dictionary changed size"):
+        encode(MEDDLED, Registry([Meddler], parent=None), path="state")
+
+
+def test_an_attribute_whose_name_is_no_text_is_refused() -> None:
+    for name in ("\ud800", 1):
+        point = Point(1)
+        vars(point)[name] = 1  # type: ignore[index]
+        with pytest.raises(RefusedType, match="name is no text"):
+            encode(point, REGISTRY)

@@ -107,6 +107,12 @@ def test_field_case_28_cycles() -> None:
     a["b"] = b
     text = str(refused({"x": [a]}, path="state"))
     assert "state['x'][0]['b']['a'] cannot be stored: it contains itself: it is the same object as state['x'][0]." in text
+    for key in ("k", 1):
+        knot: dict[Any, Any] = {}
+        knot[key] = knot
+        assert f"state[{key!r}] cannot be stored: it contains itself: it is the same object as state." in str(
+            refused(knot, path="state")
+        )
     point = Point(1)
     point.y = (point,)
     assert "state.y[0] cannot be stored: it contains itself" in str(refused(point, REGISTRY, "state"))

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
 from enum import Enum, Flag
+from functools import lru_cache
 from types import MemberDescriptorType
 from typing import Any
 
@@ -36,7 +37,7 @@ def _class(name: str, shape: str, registry: Registry) -> Any:
 def _pack(held: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Fields in their order, then what else the instance holds."""
     packed = {name if name in held else f"-{name}": held.get(name) for name in names}
-    packed |= {f".{name}": value for name, value in held.items() if name not in packed}
+    packed |= {f".{name}" if type(name) is str else name: value for name, value in held.items() if name not in packed}
     packed.pop(".__orig_class__", None)  # typing's own note on instances of generic classes
     return packed
 
@@ -128,6 +129,7 @@ def _constant(value: Any) -> Callable[[], Any]:
 # Dataclasses: attributes are read and written past properties, descriptors and a frozen class's __setattr__.
 
 
+@lru_cache(maxsize=256)
 def _slots(cls: type) -> dict[str, MemberDescriptorType]:
     return {
         name: slot for base in reversed(cls.__mro__) for name, slot in vars(base).items() if type(slot) is MemberDescriptorType
@@ -135,8 +137,9 @@ def _slots(cls: type) -> dict[str, MemberDescriptorType]:
 
 
 def _dataclass_reduce(value: Any, _registry: Registry) -> dict[str, Any]:
+    cls: Any = type(value)
     held = dict(getattr(value, "__dict__", {}))
-    for name, slot in _slots(type(value)).items():
+    for name, slot in _slots(cls).items():
         try:
             held[name] = slot.__get__(value)
         except AttributeError:  # not set

@@ -74,7 +74,7 @@ def prepare(value: Any, registry: Registry, path: str = "") -> Any:
         _raise(fault, path, value, "stored")
     except RecursionError:
         raise _no_room(path, "stored") from None
-    except RuntimeError as error:  # "dictionary changed size during iteration"
+    except (RuntimeError, IndexError) as error:  # "dictionary changed size during iteration"
         raise InvalidState(
             f"{path or 'the value'} cannot be stored",
             str(error),
@@ -150,10 +150,12 @@ def _dict(value: dict[Any, Any], depth: int, registry: Registry) -> Any:
         raise _too_deep(value)
     out = None
     key = None
+    text_keys = True
     try:
         for key, item in value.items():
             if type(key) is not str or not (key.isascii() or _is_text(key)):
-                return _GENERAL_DICT(value, depth, registry)
+                text_keys = False
+                break
             cls = type(item)
             if cls in _AS_THEY_ARE or (cls is str and item.isascii()):
                 continue
@@ -162,9 +164,10 @@ def _dict(value: dict[Any, Any], depth: int, registry: Registry) -> Any:
                 out = value.copy() if out is None else out
                 out[key] = new
     except Fault as fault:
-        if not (fault.trail and fault.trail[-1][0] is value):  # the general form has added it
-            fault.trail.append((value, key))
+        fault.trail.append((value, key))
         raise
+    if not text_keys:
+        return _GENERAL_DICT(value, depth, registry)
     return value if out is None else out
 
 
@@ -197,7 +200,7 @@ def _walker_of(kind: Kind) -> Callable[[Any, int, Registry], Any]:
             raise _too_deep(value)
         try:
             payload = kind.reduce(value, registry)
-        except Fault:
+        except (Fault, MemoryError, RecursionError):
             raise
         except Exception as error:  # a class with a __getstate__ of its own, or a set that another thread is changing
             raise Fault(
@@ -216,6 +219,8 @@ def _ext(kind: Kind, name: str | None, payload: Any, value: Any, depth: int, reg
         if fault.trail and fault.trail[-1][0] is payload:  # say it in the words of the value, not of its payload
             fault.trail[-1] = (value, kind.step(payload, fault.trail[-1][1]))
         raise
+    if kind.payload is dict and type(tree) is not dict:
+        raise Fault(RefusedType, "it has an attribute whose name is no text", type=type_name(type(value)))
     if not kind.ordered:
         tree = sorted(tree, key=_pack)
     return Ext(kind.code, _pack([name, tree] if kind.named else tree))
