@@ -10,9 +10,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from safepoint._version import __version__
 from safepoint.agent import run_agent
-from safepoint.aio import AsyncCheckpointer, AsyncRun, open_async, run_agent_async
 from safepoint.checkpointer import Checkpointer, open
 from safepoint.codec.registry import register
 from safepoint.errors import (
@@ -61,6 +62,9 @@ from safepoint.model import (
 from safepoint.rules.planning import Plan, PlannedCall
 from safepoint.run import Run
 from safepoint.tools import Tool, model, tool
+
+if TYPE_CHECKING:
+    from safepoint.aio import AsyncCheckpointer, AsyncRun, open_async, run_agent_async
 
 __all__ = [
     "AlreadyAnswered",
@@ -118,3 +122,14 @@ __all__ = [
     "run_agent_async",
     "tool",
 ]
+
+_ASYNC = frozenset({"AsyncCheckpointer", "AsyncRun", "open_async", "run_agent_async"})
+
+
+def __getattr__(name: str) -> Any:
+    # The async face brings asyncio along, which sync programs need not pay for.
+    if name in _ASYNC:
+        from safepoint import aio
+
+        return getattr(aio, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,17 +7,20 @@ event loop. So sync and async runs cannot drift apart.
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from safepoint.errors import UsageError
 from safepoint.tools import Current, current, is_async
+
+if TYPE_CHECKING:  # asyncio costs a third of the library's import; who needs it has it, or gets it on first use
+    import asyncio
+    from concurrent.futures import Future
 
 T = TypeVar("T")
 Script = Generator["Op", Any, T]
@@ -52,6 +55,8 @@ class Exec(Op):
             current.reset(token)
 
     async def arun(self) -> Any:
+        import asyncio
+
         token = current.set(self.here)
         try:
             async with asyncio.timeout(self.timeout):
@@ -87,6 +92,9 @@ class LoopThread:
         self._thread: threading.Thread | None = None
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        import asyncio
+        from concurrent.futures import Future
+
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -121,6 +129,8 @@ class LoopThread:
         if thread is threading.current_thread():
             loop.stop()
             return
+        import asyncio
+
         asyncio.run_coroutine_threadsafe(_shut(loop), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
@@ -128,6 +138,8 @@ class LoopThread:
 
 
 async def _shut(loop: asyncio.AbstractEventLoop) -> None:
+    import asyncio
+
     others = [t for t in asyncio.all_tasks(loop) if t is not asyncio.current_task()]
     for t in others:
         t.cancel()
@@ -137,6 +149,8 @@ async def _shut(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _copy_outcome(task: asyncio.Task[Any], done: Future[Any]) -> None:
+    import asyncio
+
     if task.cancelled():
         done.set_exception(asyncio.CancelledError())
     elif (error := task.exception()) is not None:
@@ -178,6 +192,8 @@ def perform(op: Op, loop: LoopThread) -> Any:
 def _together(op: Together, loop: LoopThread) -> list[Any]:
     if len(op.scripts) == 1 or op.width == 1:
         return [_outcome(s, loop) for s in op.scripts]
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(min(op.width, len(op.scripts)), thread_name_prefix="safepoint-call") as pool:
         # A context each: two threads cannot enter the same one.
         jobs = [pool.submit(contextvars.copy_context().run, _outcome, s, loop) for s in op.scripts]
@@ -200,8 +216,8 @@ class Raised:
 
 def no_running_loop(what: str, instead: str) -> None:
     """Refuse to block an event loop."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    # No loop can be running where asyncio has not been imported.
+    events = sys.modules.get("asyncio.events")
+    if events is None or events._get_running_loop() is None:
         return
     raise UsageError(f"{what} was called inside a running event loop", "it would block the loop", f"Use {instead}.")

@@ -11,13 +11,15 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote
 
 from safepoint.errors import UsageError
 from safepoint.model import check_id
 from safepoint.stores.base import Store
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint, EntryPoints
 
 __all__ = ["ENTRY_POINTS", "open_store", "redact", "schemes"]
 
@@ -50,7 +52,7 @@ def open_store(where: str | Store, **options: Any) -> Store:
         opener, known = _BUILT_IN[scheme]
         path, _, query = rest.partition("?")
         return opener(where, unquote(path), _options(where, known, query, options))
-    found = [point for point in entry_points(group=ENTRY_POINTS) if point.name.lower() == scheme]
+    found = [point for point in _entry_points() if point.name.lower() == scheme]
     if found:
         return _third_party(where, scheme, found, options)
     if scheme in _LATER:
@@ -64,7 +66,7 @@ def open_store(where: str | Store, **options: Any) -> Store:
 
 def schemes() -> list[str]:
     """The schemes that can be opened here: built-in ones and those of installed packages."""
-    return sorted({*_BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINTS))})
+    return sorted({*_BUILT_IN, *(point.name for point in _entry_points())})
 
 
 _SECRET = re.compile(r"(?i)([\w.-]*(?:passw|passphrase|secret|token|credential|api_?key)[\w.-]*\s*=\s*)('[^']*'|[^&\s#]*)")
@@ -174,6 +176,12 @@ _BUILT_IN: dict[str, tuple[Callable[[str, str, Options], Store], dict[str, Parse
     "sqlite": (_sqlite, {**_COMMON, "network_ok": (_flag, "true or false")}),
 }
 _LATER = frozenset({"file", "postgresql", "postgres", "redis", "rediss", "valkey"})
+
+
+def _entry_points() -> EntryPoints:
+    from importlib.metadata import entry_points  # slow to import, and only needed for schemes that are not built in
+
+    return entry_points(group=ENTRY_POINTS)
 
 
 def _third_party(url: str, scheme: str, found: list[EntryPoint], options: Options) -> Store:
