@@ -166,7 +166,7 @@ class _Points:
 
     def __init__(self, monkeypatch):
         self.points = []
-        monkeypatch.setattr(module, "entry_points", lambda group: [p for p in self.points if p.group == group])
+        monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [p for p in self.points if p.group == group])
         self.home = types.ModuleType("third_party_store")
         monkeypatch.setitem(sys.modules, "third_party_store", self.home)
 
