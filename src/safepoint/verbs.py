@@ -116,7 +116,7 @@ class JournalVerbs:
         rows = self.store.pauses(check_id(task_id))
         for row in rows:
             row.check(task_id, f"pause {row.no}")
-        return [states.pause(task_id, r, self.registry) for r in rows if status is None or r.status == status]
+        return [self._pause(task_id, r) for r in rows if status is None or r.status == status]
 
     def answer(self, task_id: str, pause: int | str | Pause, answer: Any) -> Pause:
         """Answer a pause, named by its number or, if just one of that name is open, by its name. The first answer stands.
@@ -130,10 +130,14 @@ class JournalVerbs:
         row = replace(
             row, status="answered", answer=values.encode(answer, self.registry, path="answer"), answered_at=to_us(now())
         )
+        answered = self._pause(task_id, row)  # before the commit: a question that cannot be read must not raise after it
         try:
             self.store.commit(Commit(task=task_id, id=new_id(), anyway=True, pauses=(PauseWrite(row),)))
         except Conflict:
             raise self._answered(task_id, row) from None
+        return answered
+
+    def _pause(self, task_id: str, row: PauseRow) -> Pause:
         return states.pause(task_id, row, self.registry)
 
     def _pause_row(self, task_id: str, which: int | str) -> PauseRow:
