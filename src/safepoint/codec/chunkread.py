@@ -68,14 +68,21 @@ def _damaged(what: str, why: str) -> Damaged:
 
 
 class _List:
-    """A list while it is read: encodings of the items, to be decoded in one call."""
+    """A list while it is read."""
 
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
-        self.deep: list[tuple[bytes, int]] = []  # items with objects under them: name and position
-        self.nodes: dict[int, Node] = {}  # what became of those, by their place in ``deep``
-        self.groups: list[tuple[Obj, int, int, list[Obj], list[tuple[int, int]]]] = []
-        self.uppers: list[list[Upper]] = []
+    __slots__ = ("leaves", "level", "limit", "path", "uppers", "values")
+
+    def __init__(self, path: str, level: int, limit: int, uppers: int) -> None:
+        self.path = path
+        self.level = level  # of the items
+        self.limit = limit
+        self.values: list[Any] = []
+        self.leaves: list[Page] = []
+        self.uppers: list[list[Upper]] = [[] for _ in range(uppers)]
+
+
+_Deep = dict[int, tuple[int, tuple[bytes, ...]]]
+"""Of items with objects under them, by their place among an object's references: size, and the names of those objects."""
 
 
 class Reader:
@@ -90,7 +97,7 @@ class Reader:
             obj = self.objects.get(name)
             if obj is None:
                 raise _damaged(f"object {name.hex()} is missing", "")
-            if name_of(obj.refs, obj.data) != name:
+            if name_of(obj.refs, obj.data) != name or obj.name != name:
                 raise _damaged(f"object {name.hex()} is not what its name says", "its bytes have changed")
             self.seen[name] = obj
         return obj
@@ -152,78 +159,59 @@ class Reader:
             n, size, counts, tail = _ROOT.decode(root.data[1:])
         except msgspec.MsgspecError as e:
             raise _damaged(f"{what} cannot be read", str(e)) from None
-        work = _List()
-        work.uppers = [[] for _ in counts[1:]]
-        cursor = _Cursor(root.refs)
-        if 16 * sum(counts) > len(root.refs) or any(c < 0 for c in counts):
+        if any(c < 0 for c in counts) or 16 * sum(counts) > len(root.refs):
             raise _damaged(f"{what} cannot be read", "it counts more pages than it refers to")
+        work = _List(path, item_level(level), n, len(counts) - 1)
+        cursor = _Cursor(root.refs)
         for k, count in enumerate(counts):
             for _ in range(count):
-                self._page(cursor.take(), len(counts) - 1 - k, work, n)
+                self._page(cursor.take(), len(counts) - 1 - k, work)
         objs, deep = self._items(tail, cursor, work)
         cursor.end(what)
-        if len(work.parts) != n:
-            raise _damaged(f"{what} cannot be read", f"it has {len(work.parts)} items and counts {n}")
+        if len(work.values) != n:
+            raise _damaged(f"{what} cannot be read", f"it has {len(work.values)} items and counts {n}")
+        items = _thaw(tail, root.refs, sum(counts), objs, deep)
+        uppers = tuple([tuple(u) for u in work.uppers])
+        return work.values, Tree(root, n, size, tuple(work.leaves), uppers, items, work.level)
 
-        below_level = item_level(level)
-
-        def revive(j: int) -> Any:
-            name, i = work.deep[j]
-            value, work.nodes[j] = self.object(name, f"{path}[{i}]", below_level)
-            return value
-
-        try:
-            values = self.decode(array_head(n) + b"".join(work.parts), path, revive)
-        except SafepointError:
-            # Packed one by one, an item may be nested as deep as a value may, and that is one level more with the list around
-            # it. If it is something else, this will say it again.
-            values = self._one_by_one(work.parts, path, revive)
-        leaves: list[Page] = []
-        for obj, count, page_size, page_objs, page_deep in work.groups:
-            known = {k: _below(work.nodes[j]) for k, j in page_deep}
-            below = tuple([name for _, names in known.values() for name in names])
-            leaves.append(Page(obj, count, page_size, None, _thaw_later(obj, page_objs, known), below))
-        known = {k: _below(work.nodes[j]) for k, j in deep}
-        items = _thaw(tail, root.refs, 16 * sum(counts), objs, known)
-        return values, Tree(root, n, size, tuple(leaves), tuple([tuple(u) for u in work.uppers]), items, below_level)
-
-    def _one_by_one(self, parts: list[bytes], path: str, revive: Callable[[int], Any]) -> list[Any]:
-        return [self.decode(part, f"{path}[{i}]", revive) for i, part in enumerate(parts)]
-
-    def _page(self, name: bytes, level: int, work: _List, limit: int) -> tuple[int, int]:
-        """Read a page and all under it; returns how many items it has and their size."""
+    def _page(self, name: bytes, level: int, work: _List) -> None:
+        """Read a page and all under it."""
         obj = self.get(name)
+        what = f"object {name.hex()}"
+        start = len(work.values)
         try:
             if level == 0:
                 if obj.data[:1] != b"l":
-                    raise _damaged(f"object {name.hex()} is no leaf page", f"its kind is {obj.data[:1]!r}")
+                    raise _damaged(f"{what} is no leaf page", f"its kind is {obj.data[:1]!r}")
                 size, raws = _LEAF.decode(obj.data[1:])
                 cursor = _Cursor(obj.refs)
                 objs, deep = self._items(raws, cursor, work)
-                cursor.end(f"object {name.hex()}")
-                work.groups.append((obj, len(raws), size, objs, deep))
-                return len(raws), size
+                cursor.end(what)
+                below = tuple([name for _, names in deep.values() for name in names])
+                code = None if deep else _code_later(obj, objs)
+                work.leaves.append(Page(obj, len(raws), size, None, _thaw_later(obj, objs, deep), below, None, code))
+                return
             if obj.data[:1] != b"i":
-                raise _damaged(f"object {name.hex()} is no index page", f"its kind is {obj.data[:1]!r}")
+                raise _damaged(f"{what} is no index page", f"its kind is {obj.data[:1]!r}")
             own, n, size = _INDEX.decode(obj.data[1:])
         except msgspec.MsgspecError as e:
-            raise _damaged(f"object {name.hex()} cannot be read", str(e)) from None
-        start = len(work.parts)
+            raise _damaged(f"{what} cannot be read", str(e)) from None
         if own == level:
             for child in names_in(obj.refs):
-                self._page(child, level - 1, work, limit)
-                if len(work.parts) > limit:
+                self._page(child, level - 1, work)
+                if len(work.values) > work.limit:
                     break
-        if own != level or len(work.parts) - start != n:
-            raise _damaged(f"object {name.hex()} cannot be read", "its level or count is not that of its place")
+        if own != level or len(work.values) - start != n:
+            raise _damaged(f"{what} cannot be read", "its level or count is not that of its place")
         work.uppers[level - 1].append(Upper(obj, len(obj.refs) // 16, n, size))
-        return n, size
 
-    def _items(self, raws: list[msgspec.Raw], cursor: _Cursor, work: _List) -> tuple[list[Obj], list[tuple[int, int]]]:
-        # The hot loop of every load: what `get` and `take` do is written out, for 40 % of its time.
+    def _items(self, raws: list[msgspec.Raw], cursor: _Cursor, work: _List) -> tuple[list[Obj], _Deep]:
+        """Revive the items of a page or tail, all in one call."""
         objs: list[Obj] = []
-        deep: list[tuple[int, int]] = []
-        parts, seen, objects = work.parts, self.seen, self.objects
+        parts = [array_head(len(raws))]
+        nested: list[tuple[int, int]] = []  # items with objects under them: place among the references, and in the page
+        # The hot loop of every load: what `get` and `take` do is written out, for half of its time.
+        objects = self.objects
         i, refs, expected, count = cursor.i, cursor.refs, cursor.code, len(cursor.refs) // 16
         for raw in raws:
             code = bytes(raw)
@@ -233,21 +221,34 @@ class Reader:
             name = refs[16 * i : 16 * i + 16]
             i += 1
             expected = ref_code(i) if i < count else b""
-            obj = seen.get(name)
-            if obj is None:
-                obj = objects.get(name)
-                if obj is None or obj.refs or sha256(LEAF + obj.data).digest()[:16] != name:
-                    obj = self.get(name)
-                else:
-                    seen[name] = obj
-            if obj.refs or obj.data[:1] != b"v":
-                deep.append((len(objs), len(work.deep)))
-                parts.append(ref_code(len(work.deep)))
-                work.deep.append((name, len(parts) - 1))
-            else:
-                parts.append(obj.data[1:])
+            obj = objects.get(name)
+            if obj is not None:
+                own, below, data = obj
+                if not below and own == name and data[:1] == b"v" and sha256(LEAF + data).digest()[:16] == name:
+                    parts.append(data[1:])
+                    objs.append(obj)
+                    continue
+            obj = self.get(name)
+            parts.append(ref_code(len(nested)))
+            nested.append((len(objs), len(parts) - 2))
             objs.append(obj)
         cursor.i, cursor.code = i, expected
+
+        start = len(work.values)
+        deep: _Deep = {}
+
+        def revive(j: int) -> Any:
+            k, at = nested[j]
+            value, node = self.object(objs[k].name, f"{work.path}[{start + at}]", work.level)
+            deep[k] = size_of(node), tuple(all_names(node))[1:]
+            return value
+
+        try:
+            work.values += self.decode(b"".join(parts), work.path, revive)
+        except SafepointError:
+            # Packed one by one, an item may be nested as deep as a value may, and that is one level more with the list around
+            # it. If it is something else, this says it again, with the right index.
+            work.values += [self.decode(part, f"{work.path}[{start + j}]", revive) for j, part in enumerate(parts[1:])]
         return objs, deep
 
 
@@ -262,20 +263,30 @@ def _opened(code: bytes, first: bytes) -> dict[str, msgspec.Raw] | None:
     return raws if any(bytes(raw) == first for raw in raws.values()) else None
 
 
-def _below(node: Node) -> tuple[int, tuple[bytes, ...]]:
-    return size_of(node), tuple(all_names(node))[1:]
-
-
-def _thaw_later(page: Obj, objs: list[Obj], deep: dict[int, tuple[int, tuple[bytes, ...]]]) -> Callable[[], tuple[Item, ...]]:
+def _thaw_later(page: Obj, objs: list[Obj], deep: _Deep) -> Callable[[], tuple[Item, ...]]:
     return lambda: _thaw(_LEAF.decode(page.data[1:])[1], page.refs, 0, objs, deep)
 
 
-def _thaw(
-    raws: list[msgspec.Raw], refs: bytes, start: int, objs: list[Obj], deep: dict[int, tuple[int, tuple[bytes, ...]]]
-) -> tuple[Item, ...]:
+def _code_later(page: Obj, objs: list[Obj]) -> Callable[[], bytes]:
+    def code() -> bytes:
+        raws = _LEAF.decode(page.data[1:])[1]
+        cursor = _Cursor(page.refs)
+        parts = [array_head(len(raws))]
+        for raw in raws:
+            part = bytes(raw)
+            if part == cursor.code:
+                part = objs[cursor.i].data[1:]
+                cursor.take()
+            parts.append(part)
+        return b"".join(parts)
+
+    return code
+
+
+def _thaw(raws: list[msgspec.Raw], refs: bytes, first: int, objs: list[Obj], deep: _Deep) -> tuple[Item, ...]:
     """Items as they were read, with their encodings for marks."""
     cursor = _Cursor(refs)
-    for _ in range(start // 16):
+    for _ in range(first):
         cursor.take()
     items: list[Item] = []
     k = 0

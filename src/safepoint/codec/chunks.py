@@ -9,7 +9,7 @@ Layout, by the size of a value's encoding (the constants are in ``nodes``):
 - *At the top* of the mapping and in dicts opened there, a list above 512 bytes becomes a tree of pages (``lists``), any other value
   above 256 bytes an object; all else is inline. A top-level value that is exactly a dict with text keys is opened: each of its
   values is placed like this too, and what remains is inline in the root up to 1 KiB, else an object.
-- *Below that*, and in list items (inline up to 64 bytes), a value is one object. Only above 16 KiB are exact lists and dicts taken
+- *Below that*, and in list items (inline up to 48 bytes), a value is one object. Only above 16 KiB are exact lists and dicts taken
   apart: a list becomes a tree, a dict's values above 256 bytes become objects, and so on down.
 - With ``opened=False`` no dict is opened at the top. Journal entries are packed so: a model's reply is then the same object as the
   message that it becomes in the state.

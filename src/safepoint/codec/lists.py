@@ -41,6 +41,7 @@ from safepoint.codec.nodes import (
 )
 from safepoint.codec.registry import Registry
 from safepoint.codec.values import encode
+from safepoint.errors import RefusedType
 from safepoint.model import Obj
 
 _VALUE: Final = b"v"
@@ -298,6 +299,16 @@ class _Cut:
         values = self.xs[pos : pos + page.n]
         if len(values) < page.n:
             return None
+        if page.code is not None:
+            mark = dump(values)
+            try:
+                if encode(values, self.out.registry) != page.code():
+                    return None
+            except RefusedType:
+                return None  # Item by item it will be refused with its path, or fit: with the list around it, it nests deeper.
+            if mark is None or not plain(values):
+                return page
+            return Page(page.obj, page.n, page.size, mark, (), page.below, hash(dump(values[0])))
         items: list[Item] = []
         for i, old in enumerate(page.items, pos):
             item = self._same_item(old, i)

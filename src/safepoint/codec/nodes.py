@@ -40,13 +40,13 @@ from safepoint.codec.values import ref
 from safepoint.model import Obj
 
 # Chosen by trial with bench/chunks.py: 2,000 saves of +1 KB, all kept, on bytes, and on microseconds of one pack.
-ITEM_MIN: Final = 64  # An item up to this is inline in its page: a name is 16 bytes, and a store's row costs 50 to 100 more.
+ITEM_MIN: Final = 48  # An item up to this is inline: a name is 16 bytes, a store's row 50 to 100, but the tail is written again.
 VALUE_MIN: Final = 256  # The same for top-level values, higher because few of them are shared between roots.
 LIST_MIN: Final = 512  # A list up to this is not worth an object of its own.
 DICT_MIN: Final = 1024  # What remains of an opened dict goes into the root up to this, else into an object.
 BIG: Final = 16 * 1024  # A value above this is split further, so that a change deep in it does not write it all again.
 PAGE_BITS: Final = 0x07  # A page ends after an item whose name has these bits clear: one in 8,
-PAGE_MIN: Final = 8  # but not before this many (even sizes: the open tail, written by each save, is 7 names on average),
+PAGE_MIN: Final = 8  # but not before this many: 15 on average. Pages of 20 made 9 % more bytes, and of 11 more pages to compare;
 PAGE_MAX: Final = 64  # and at this many, so that 10,000 items without any such bits still make pages.
 LEVELS: Final = 10  # A value this many levels down is not split any more: reading recurs some ten calls a level.
 DEPTH_MAX: Final = 32  # Objects within objects at load, for whoever forges some; a save makes no more than LEVELS + 2.
@@ -73,6 +73,8 @@ def make(refs: bytes, data: bytes) -> Obj:
 
 def ref_code(index: int) -> bytes:
     """The encoding of ``ref(index)``."""
+    if index < len(_ref_codes):
+        return _ref_codes[index]
     while index >= len(_ref_codes):
         _ref_codes.append(_encode(ref(len(_ref_codes))))
     return _ref_codes[index]
@@ -177,10 +179,11 @@ class Page:
     """A sealed leaf page. ``mark`` fingerprints all of it in one; without it, ``items`` has a mark for each item.
 
     ``below`` are names under the items' own objects. ``head`` is the hash of the first item's mark, to find this page by. A page
-    that was read from a store makes its ``items`` when they are first asked for: most loads are not followed by a save.
+    that was read from a store makes its ``items`` when they are first asked for: most loads are not followed by a save. Such a
+    page has a ``code`` too, unless objects lie under its items: the encoding of the items as one list.
     """
 
-    __slots__ = ("_head", "_items", "below", "mark", "n", "obj", "size")
+    __slots__ = ("_head", "_items", "below", "code", "mark", "n", "obj", "size")
 
     def __init__(
         self,
@@ -191,7 +194,9 @@ class Page:
         items: tuple[Item, ...] | Callable[[], tuple[Item, ...]],
         below: tuple[bytes, ...],
         head: int | None = None,
+        code: Callable[[], bytes] | None = None,
     ) -> None:
+        self.code = code
         self.obj = obj
         self.n = n
         self.size = size
