@@ -180,27 +180,34 @@ class Loop:
             turn = job.settled(run.task_id, run._control)
             if turn is not None:
                 return outcome_of(run.task_id, run.state, turn)
-            open_turn = run._control.turns[-1] if run._control.turns and run._control.turns[-1][2] == "open" else None
-            if open_turn is None:
+            if not self._open():
                 if job.input is None and run._control.turns:
                     raise UsageError(f"turn {job.turn!r} of task {run.task_id!r} is new and needs an input", "", "Pass input=.")
                 job.begin_turn(run.state, run._control, job.turn or "", job.input)
                 yield Io(lambda: run._save(kind="step", label=None))
                 run._open_step()
-                open_turn = run._control.turns[-1]
-            while open_turn[2] == "open":
-                if job.max_steps is not None and run.state.step - open_turn[4] >= job.max_steps:
+            while self._open():
+                name, _, _, _, began = run._control.turns[-1]
+                if job.max_steps is not None and run.state.step - began >= job.max_steps:
                     yield from self._save_rest()
-                    return Outcome(run.task_id, open_turn[0], "out_of_steps", None, run.state, run.state.step, run.recovery)
+                    return Outcome(run.task_id, name, "out_of_steps", None, run.state, run.state.step, run.recovery)
                 try:
                     yield from self._step()
                 except RunEnded:
                     pass
+                except Exception:
+                    if run._flow.ended is None:
+                        raise  # else it is what the step made of the end of its run
                 ended = run._flow.ended
                 if ended is not None:
                     if isinstance(ended.error, InDoubt | DecisionNeeded) and not run._flow.interrupted:
                         return self._waiting()
                     raise ended
+
+    def _open(self) -> bool:
+        """Whether the last turn is under way."""
+        turns = self.run._control.turns
+        return bool(turns) and turns[-1][2] == "open"
 
     def _waiting(self) -> Outcome:
         run = self.run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -84,8 +85,9 @@ class Flow:
     guard: Guard
     presumed: int
     line: int
-    caller: Caller
-    base: Callable[[], Base]
+    caller: weakref.ref[Caller]
+    """Weak, so that a run that is dropped lets go of its lease at once, not at the next garbage collection."""
+    base: Base | None = None
     """The newest durable checkpoint: what an intent stands on."""
     counters: Counters = field(default_factory=Counters)
     journal: StepJournal = field(default_factory=StepJournal)
@@ -100,6 +102,11 @@ class Flow:
     settle_from: float = field(default_factory=time.monotonic)
     interrupted: bool = False
     """The run ended because a write was interrupted; a resume asks its verifier."""
+
+    def _here(self, row: CallRow) -> Current:
+        run = self.caller()
+        assert run is not None  # it is the run that drives this script
+        return Current(run, row)
 
     # -- ends and writes
 
@@ -136,7 +143,7 @@ class Flow:
             guard=self.guard,
             calls=writes,
             objects=tuple(objects),
-            stands_on=self.base().head,
+            stands_on=self.base.head if self.base else None,
             sync=sync,
         )
 
@@ -159,7 +166,9 @@ class Flow:
             )
         if call_id is not None and (type(call_id) is not str or not call_id):
             raise UsageError("call_id must be text that is not empty", "", "Pass the id that the model gave, or None.")
-        packed = states.pack_call(arguments, self.cp.registry, self.base().packed, self.warm, f"arguments of {tool.name}")
+        packed = states.pack_call(
+            arguments, self.cp.registry, self.base.packed if self.base else None, self.warm, f"arguments of {tool.name}"
+        )
         self.warm = (packed,)
         limit = _CANONICAL_LIMIT_READ if tool.effect == "read" else _CANONICAL_LIMIT
         plain = None
@@ -310,7 +319,7 @@ class Flow:
             call_id=asked.call_id,
             idempotency_key=new_id(),
             op_key=asked.request.op_key,
-            base_seq=self.base().head.seq,
+            base_seq=self.base.head.seq if self.base else 0,
             args=asked.packed.data,
             args_refs=asked.packed.refs,
             policy=tool.encoded_policy,
@@ -323,8 +332,18 @@ class Flow:
             new = row is None
             intent = CallWrite(self._intent(asked, row), "began")
             objects = asked.packed.new if new else ()
-            done = yield Io(lambda i=intent, o=objects: self._claimed(i, o, sync=tool.effect != "read"))  # type: ignore[misc]
-            row = done.calls[0]
+            landed: list[CallRow] = []
+            try:
+                yield Io(lambda i=intent, o=objects, to=landed: self._claimed(i, o, to, sync=tool.effect != "read"))  # type: ignore[misc]
+            except (Exception, RunEnded):
+                raise
+            except BaseException:
+                if landed:  # the intent stands, and nothing was run: say so, or a resume would have to ask
+                    undone = replace(landed[0], status="failed", not_done=True, reason="cancelled before it began")
+                    yield Io(lambda u=undone: self.commit(self._calls(CallWrite(u, "ended"))))  # type: ignore[misc]
+                    self.journal.offer_again(landed[0].no)
+                raise
+            row = landed[0]
             with self.lock:
                 self.journal.claimed.add(row.no)
                 self.journal.busy.add(row.no)
@@ -368,7 +387,7 @@ class Flow:
             self.check()  # a sibling may have ended the run; this call went on to its end first
             return value
 
-    def _claimed(self, intent: CallWrite, objects: Sequence[Any], *, sync: bool) -> Committed:
+    def _claimed(self, intent: CallWrite, objects: Sequence[Any], landed: list[CallRow], *, sync: bool) -> None:
         at("intent.before")
         try:
             done = self.commit(self._calls(intent, objects=objects, sync=sync))
@@ -378,19 +397,19 @@ class Flow:
                 error.why,
                 "Resume the task again.",
             ) from error
+        landed[:] = done.calls
         at("intent.after")
         if sync and not self.cp.store.holds(self.task, self.guard):
             # Stopped between the intent and here, and taken over meanwhile: start nothing.
             self.end(
                 LeaseLost(f"the lease on task {self.task!r} was taken over", "", "Let the new holder carry on.", task=self.task)
             )
-        return done
 
     def _run(self, asked: _Asked, row: CallRow) -> Script[Any]:
         args, kwargs = asked.tool.invocation(
             asked.arguments, {"idempotency_key": row.idempotency_key, "fence": self.guard.fence}
         )
-        here = Current(self.caller, row)
+        here = self._here(row)
         at("effect.before")
         try:
             value = yield Exec(asked.tool.fn, args, kwargs, here, asked.tool.timeout)
@@ -463,7 +482,7 @@ class Flow:
                 {"idempotency_key": row.idempotency_key, "fence": self.guard.fence, "connection": connection},
             )
             try:
-                value[:] = [Exec(asked.tool.fn, args, kwargs, Current(self.caller, row)).run()]
+                value[:] = [Exec(asked.tool.fn, args, kwargs, self._here(row)).run()]
             except Exception as error:
                 raised.append(error)
                 raise
@@ -501,7 +520,8 @@ class Flow:
             return
         with self.lock:
             self.journal.offer_again(row.no)
-            if row.effect == "write" and self.ended is None:
+            as_recorded = self.journal.rows.get(row.no, row)
+            if row.effect == "write" and as_recorded.status == "started" and self.ended is None:
                 self.interrupted = True
                 # Whoever swallows the interrupt must not go on past a write whose outcome is unknown.
                 self.ended = RunEnded(
@@ -541,7 +561,7 @@ class Flow:
                 yield Sleep(wait)
             shown = yield Io(lambda: self._shown(row))
             try:
-                verdict: object = yield Exec(tool.verify, (shown,), {}, Current(self.caller, row))
+                verdict: object = yield Exec(tool.verify, (shown,), {}, self._here(row))
             except RunEnded:
                 raise
             except Exception as error:

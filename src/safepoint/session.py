@@ -142,15 +142,24 @@ class RunBase(Caller):
 
     def _begin(self) -> Script[None]:
         deadline = time.monotonic() + self._wait
+
+        def take() -> None:
+            # Kept at once: a cancellation may come between the store's answer and ours.
+            self._grant = self.cp.store.acquire(self.task_id, holder.describe(), steal=self._steal)
+
         while True:
             try:
-                self._grant = yield Io(lambda: self.cp.store.acquire(self.task_id, holder.describe(), steal=self._steal))
+                yield Io(take)
                 break
             except LeaseHeld:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise
+            except BaseException:
+                yield from self._release(EndedAs("interrupted"))
+                raise
             yield Sleep(min(0.05, left))
+        assert self._grant is not None
         weakref.finalize(self, _abandon, self.cp.store, self.task_id, self._grant, self._pid).atexit = False
         self.cp._runs.add(self)
         try:
@@ -179,8 +188,8 @@ class RunBase(Caller):
             guard=self._grant.guard,
             presumed=self._grant.presumed,
             line=line,
-            caller=self,
-            base=self._base,
+            caller=weakref.ref(self),
+            base=state._base if state is not None else None,
         )
         self._flow.counters = yield Io(lambda: self._counters(task.attempts))
         if state is None:
@@ -192,9 +201,6 @@ class RunBase(Caller):
             return
         yield from self._settle_open(line)
         log.info("resumed %s@%s (%s)", self.task_id, state.seq, _how(self._state, self._grant, self.recovery))
-
-    def _base(self) -> Any:
-        return self._state._base
 
     def _counters(self, attempts: int) -> Counters:
         counters = Counters(attempt=attempts)
@@ -319,7 +325,7 @@ class RunBase(Caller):
                 name=name,
                 occurrence=k,
                 call_no=inside.call.no if inside else None,
-                base_seq=self._base().head.seq,
+                base_seq=self._flow.base.head.seq if self._flow.base else 0,
                 question=values.encode(question, self.cp.registry, path="question"),
                 asked_at=to_us(now()),
             )
@@ -370,12 +376,18 @@ class RunBase(Caller):
                 "only the run counts steps and moves the branch",
                 "Leave them alone; nothing was saved.",
             )
-        control = self._control
+        due = save or self._finish is not None
+        # In one piece: a cancellation that comes while the save is under way must find all of it done, or none.
+        return (yield Io(lambda: self._close_step(kind, label, due, status)))  # type: ignore[no-any-return]
+
+    def _close_step(self, kind: str, label: str | None, due: bool, status: str | None) -> Checkpoint | None:
+        before = self._control
+        control = self._control = before.copy()
+        control.finished = self._finish is not None
         if self._finish is not None:
             if not control.turns:
                 control.turns.append(["", None, "open", None, 0])
             control.turns[-1][2:4] = ["finished", self._finish[0]]
-            control.finished = True
             status = "finished"
         if self._mark is not None:
             kind, label = "milestone", self._mark
@@ -383,17 +395,14 @@ class RunBase(Caller):
         self._unsaved += 1
         checkpoint = None
         try:
-            if save or self._finish is not None:
-                checkpoint = yield Io(
-                    lambda: self._save(kind=kind, label=label, patch=TaskPatch(status=status) if status else None)
-                )
+            if due:
+                checkpoint = self._save(kind=kind, label=label, patch=TaskPatch(status=status) if status else None)
         except BaseException:
             self._state.step -= 1
             self._unsaved -= 1
-            if self._finish is not None:
-                control.turns[-1][2:4] = ["open", None]
-                control.finished = False
+            self._control = before
             raise
+        self._finish = None
         self._steps.pop(self._flow.step, None)
         self._open_step()
         return checkpoint
@@ -437,6 +446,7 @@ class RunBase(Caller):
         flow.counters.bytes_written += done.bytes_written
         seq = done.seq or 0
         if moves_head:
+            flow.base = state._base
             self._used.clear()
             self._unsaved = 0
             self._first_save = False
@@ -507,7 +517,7 @@ class RunBase(Caller):
         if isinstance(error, EndedAs):
             return error.status
         if isinstance(error, InDoubt | DecisionNeeded):
-            return "waiting"
+            return "interrupted" if self._flow.interrupted else "waiting"
         if isinstance(error, Exception) and not isinstance(error, NO_FAULT_OF_THE_STEP):
             return "failed"
         if getattr(self, "_control", None) is not None and self._control.finished:
@@ -533,6 +543,8 @@ class RunBase(Caller):
 
     def _leave(self, error: BaseException | None) -> Script[BaseException | None]:
         """Leave a handle; returns the error that the ``with`` statement should raise instead of its own, if any."""
+        if os.getpid() != self._pid:
+            return None  # a forked child leaves the parent's run alone
         ended = self._flow.ended
         if ended is None and isinstance(error, Exception) and not isinstance(error, NO_FAULT_OF_THE_STEP):
             address = yield from self._failed(error)
