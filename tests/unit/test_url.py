@@ -165,7 +165,7 @@ class _Points:
     """Entry points as installed packages would give them; only the look-up by group is replaced."""
 
     def __init__(self, monkeypatch):
-        self.points = []
+        self.points: list[importlib.metadata.EntryPoint] = []
         monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [p for p in self.points if p.group == group])
         self.home = types.ModuleType("third_party_store")
         monkeypatch.setitem(sys.modules, "third_party_store", self.home)
@@ -184,7 +184,12 @@ def points(monkeypatch):
 
 def test_another_package_may_bring_a_scheme(points):
     seen = []
-    points.add("acme", "make", lambda url, **options: seen.append((url, options)) or MemoryStore())
+
+    def make(url, **options):
+        seen.append((url, options))
+        return MemoryStore()
+
+    points.add("acme", "make", make)
     assert isinstance(open_store("acme://u:p@h/x?y=1", timeout=3), MemoryStore)
     assert seen == [("acme://u:p@h/x?y=1", {"timeout": 3})]
     assert schemes() == ["acme", "memory", "sqlite"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +17,7 @@ from typing import Any, Protocol
 from safepoint.stores.base import Store
 from safepoint.testing.worker import receive, send
 
-__all__ = ["Driver", "Killed", "Local", "Place", "Remote"]
+__all__ = ["Driver", "Killed", "Local", "Place", "Remote", "end_processes"]
 
 
 class Killed(Exception):
@@ -71,15 +74,12 @@ class Remote:
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self._process = _take()
-        self._open()
+        self._start()
 
     def __call__(self, verb: str, /, *args: Any, **keywords: Any) -> Any:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         try:
-            send(self._process.stdin, (verb, args, keywords))
-            good, answer = receive(self._process.stdout)
+            send(self._outlet, (verb, args, keywords))
+            good, answer = receive(self._inlet)
         except (EOFError, OSError) as error:
             raise Killed from error
         if not good:
@@ -91,9 +91,8 @@ class Remote:
         self._open()
 
     def crash(self) -> None:
-        _end(self._process)
-        self._process = _take()
-        self._open()
+        self._end()
+        self._start()
 
     def crash_during(self, point: int, verb: str, /, *args: Any, **keywords: Any) -> Any:
         """Begin a verb and kill its process: at its ``point``-th named point, with 0 at any moment.
@@ -104,7 +103,7 @@ class Remote:
         if point:
             self("arm", point)
         else:
-            timer = threading.Timer(time.perf_counter_ns() % 3000 / 1e6, self._process.kill)
+            timer = threading.Timer(time.perf_counter_ns() % 3000 / 1e6, os.kill, (self._pid, signal.SIGKILL))
             timer.start()
         try:
             return self(verb, *args, **keywords)
@@ -117,46 +116,66 @@ class Remote:
         try:
             self("close")
         except Killed:
-            _end(self._process)
-            return
-        _spare.append(self._process)
+            pass
+        self._end()
+
+    def _start(self) -> None:
+        nursery = _nurseries.get(self.place.factory)
+        if nursery is None:
+            nursery = _nurseries[self.place.factory] = _Nursery(self.place.factory)
+        self._nursery = nursery
+        self._line, self._pid = nursery.bear()
+        self._inlet, self._outlet = self._line.makefile("rb"), self._line.makefile("wb")
+        self._open()
+
+    def _end(self) -> None:
+        # It is waited for by its parent alone, so its number cannot have gone to another process.
+        os.kill(self._pid, signal.SIGKILL)
+        for end in (self._outlet, self._inlet, self._line):
+            try:
+                end.close()
+            except OSError:
+                pass  # what was still to be written has nobody to read it
+        self._nursery.bury(self._pid)
 
     def _open(self) -> None:
         self("open", self.place.factory, self.place.args, self.place.keywords)
 
 
-# A process is used for one store after the other, and one always stands ready: starting Python takes longer than a test.
-_spare: list[subprocess.Popen[bytes]] = []
+class _Nursery:
+    """The process that the others are forked from."""
+
+    def __init__(self, factory: Callable[..., Store]) -> None:
+        self._control, theirs = socket.socketpair()
+        script = str(Path(__file__).with_name("worker.py"))
+        # -P: beside that file lie modules with names that others have, too.
+        command = [sys.executable, "-P", script, str(theirs.fileno())]
+        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        theirs.close()
+        with self._control.makefile("wb") as outlet:
+            send(outlet, sys.path)
+            send(outlet, factory)
+        assert self._control.recv(32) == b"ready"
+
+    def bear(self) -> tuple[socket.socket, int]:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._control, [b"fork"], [theirs.fileno()])
+        return ours, int(self._control.recv(32))
+
+    def bury(self, pid: int) -> None:
+        self._control.sendall(b"%d" % pid)
+        assert self._control.recv(32) == b"dead"
+
+    def close(self) -> None:
+        self._control.close()
+        self._process.wait()
 
 
-def _start() -> subprocess.Popen[bytes]:
-    script = str(Path(__file__).with_name("worker.py"))
-    # -P: beside that file lie modules with names that others have, too.
-    process = subprocess.Popen([sys.executable, "-P", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdin is not None
-    send(process.stdin, sys.path)
-    return process
+_nurseries: dict[Callable[..., Store], _Nursery] = {}
 
 
-def _take() -> subprocess.Popen[bytes]:
-    process = _spare.pop() if _spare else _start()
-    if not _spare:
-        _spare.append(_start())
-    return process
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        assert pipe is not None
-        try:
-            pipe.close()
-        except OSError:
-            pass  # what was still to be written has nobody to read it
-
-
-def end_spares() -> None:
-    """Let the processes go that stand ready."""
-    while _spare:
-        _end(_spare.pop())
+def end_processes() -> None:
+    """Let the processes go that others are forked from; the next that needs them starts them again."""
+    while _nurseries:
+        _nurseries.popitem()[1].close()

@@ -19,7 +19,7 @@ from safepoint.errors import SafepointError
 from safepoint.model import new_id
 from safepoint.rows import CallWrite, Commit, Guard, Head, PauseWrite, TaskPatch
 from safepoint.testing.build import call_row, checkpoint_row, obj, pause_row
-from safepoint.testing.drive import Driver, Killed, end_spares
+from safepoint.testing.drive import Driver, Killed, end_processes
 from safepoint.testing.oracle import Oracle, as_dict
 
 __all__ = ["StoreMachine", "run_machine"]
@@ -61,6 +61,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.sent: list[Commit] = []
         self.guards: dict[str, list[tuple[Guard, Any]]] = {name: [] for name in TASKS}
         self.told: dict[str, list[Head]] = {name: [] for name in TASKS}
+        self.lives = 5 if self.ask.can_crash else 0
         # Most of what can go wrong needs some history, which the rules by themselves are slow to make.
         for i in range(start):
             assert self._commit(self._checkpoint(TASKS[0], "", "main", {i})) == "ok"
@@ -432,23 +433,28 @@ class StoreMachine(RuleBasedStateMachine):
 
     # -- ends of the process
 
+    def _may_end(self) -> bool:
+        """A few ends in a run are enough; after each no lease is live any more, and leases have to be seen, too."""
+        self.lives -= 1
+        return self.lives >= 0
+
     @rule()
     def reopen(self) -> None:
-        if self.ask.can_crash:
+        if self._may_end():
             self.ask.reopen()
             self.oracle.died()
             self.hit("reopen")
 
     @rule()
     def crash(self) -> None:
-        if self.ask.can_crash:
+        if self._may_end():
             self.ask.crash()
             self.oracle.died()
             self.hit("crash")
 
     @rule(name=tasks, branch=branches, content=contents, whole=st.booleans(), point=st.integers(0, 9), call=st.booleans())
     def crash_in_a_commit(self, name: str, branch: str, content: set[int], whole: bool, point: int, call: bool) -> None:
-        if not self.ask.can_crash:
+        if not self._may_end():
             return
         c = self._checkpoint(name, "", branch, content, whole=whole)
         if call and c.expect is not None:
@@ -485,10 +491,8 @@ def run_machine(machine: type[StoreMachine], *, profile: settings | None = None,
 
     reached: Counter[str] = Counter()
     watched = type(machine.__name__, (machine,), {"driver": driver, "reached": reached})
-    # Twice the profile's numbers: a step of a store is quick, and rules that need some history come late in a run.
-    profile = profile or settings(
-        max_examples=2 * settings().max_examples, stateful_step_count=2 * settings().stateful_step_count
-    )
+    # Twice the profile's steps: a step of a store is quick, and rules that need some history come late in a run.
+    profile = profile or settings(stateful_step_count=2 * settings().stateful_step_count)
     missed: list[str] = []
     try:
         for _ in range(8):  # each with new random numbers: a rare meeting of rules may be missing from one
@@ -498,5 +502,5 @@ def run_machine(machine: type[StoreMachine], *, profile: settings | None = None,
             if not missed or not everything:
                 break
     finally:
-        end_spares()
+        end_processes()
     assert not everything or not missed, f"no run has come to: {', '.join(missed)}"

@@ -1,7 +1,9 @@
 """A process that holds a store open for a test, and can be killed for real.
 
-It is run as a file, not imported, so that it starts without pytest and Hypothesis. It reads length-prefixed pickles of
-(verb, arguments, keywords) on standard input and writes (is an answer, answer or error) on standard output.
+It is run as a file, not imported, so that it starts without pytest and Hypothesis. The process that is started opens no
+store; it forks one that does for every socket it is sent (a start of Python takes longer than a whole test), and waits for
+the end of those that were killed. Over such a socket go length-prefixed pickles: (verb, arguments, keywords) one way,
+(is it an answer, answer or error) the other.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import socket
 import struct
 import sys
 from typing import IO, Any
@@ -80,21 +83,45 @@ class Worker:
         return answer
 
 
-def main() -> None:
-    inlet, outlet = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # a stray print must not get between two messages
-    sys.path[:] = receive(inlet)
+def serve(line: socket.socket) -> None:
     worker = Worker()
-    while True:
-        try:
-            verb, args, keywords = receive(inlet)
-        except EOFError:
-            return
-        try:
-            answer = (True, worker.do(verb, args, keywords))
-        except Exception as error:
-            answer = (False, error)
-        send(outlet, answer)
+    with line, line.makefile("rb") as inlet, line.makefile("wb") as outlet:
+        while True:
+            try:
+                verb, args, keywords = receive(inlet)
+            except EOFError:
+                return
+            try:
+                answer = (True, worker.do(verb, args, keywords))
+            except Exception as error:
+                answer = (False, error)
+            send(outlet, answer)
+
+
+def main() -> None:
+    with socket.socket(fileno=int(sys.argv[1])) as control:
+        with control.makefile("rb") as inlet:
+            sys.path[:] = receive(inlet)
+            receive(inlet)  # the factory: its module is now imported, for all children
+        control.sendall(b"ready")  # until now nothing else was sent, so the buffer of `inlet` holds nothing
+        while True:
+            message, passed, _, _ = socket.recv_fds(control, 32, 1)
+            if not message:
+                return
+            if passed:
+                pid = os.fork()
+                if pid == 0:
+                    control.close()
+                    try:
+                        serve(socket.socket(fileno=passed[0]))
+                    finally:
+                        os._exit(0)
+                os.close(passed[0])
+                control.sendall(b"%d" % pid)
+            else:
+                # Only now is it certain that its locks are gone: the socket may be closed before them.
+                os.waitpid(int(message), 0)
+                control.sendall(b"dead")
 
 
 if __name__ == "__main__":
