@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from safepoint.codec import values
 from safepoint.codec.states import Control
+from safepoint.ending import NO_FAULT_OF_THE_STEP, EndedAs
 from safepoint.errors import DecisionNeeded, InDoubt, RunEnded, UsageError
 from safepoint.model import Call, Outcome, Pause, State, StepResult, check_id, new_id
 from safepoint.rows import Commit, TaskPatch
 from safepoint.rules import planning
 from safepoint.run import Run
 from safepoint.script import Exec, Io, Script, no_running_loop
-from safepoint.session import NO_FAULT_OF_THE_STEP, EndedAs, Prepare, RunBase
+from safepoint.session import Prepare, RunBase
 from safepoint.tools import Current, is_async
 
 if TYPE_CHECKING:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import dataclass, replace
+from typing import Any
 
 from safepoint._probe import at
 from safepoint.codec import states, values
@@ -17,7 +15,6 @@ from safepoint.errors import (
     CallInProgress,
     CallMismatch,
     Conflict,
-    DidNotHappen,
     LeaseLost,
     RefusedType,
     RunEnded,
@@ -26,17 +23,14 @@ from safepoint.errors import (
     Unavailable,
     UsageError,
 )
+from safepoint.flow import FlowBase
 from safepoint.model import new_id, now, to_us
 from safepoint.replies import error_record, failed_error, get, in_doubt_error, lost_error, usage_of
-from safepoint.rows import CallRow, CallWrite, Commit, Committed, Guard
+from safepoint.rows import CallRow, CallWrite, Commit, Committed
 from safepoint.rules import journal
-from safepoint.rules.journal import Action, Found, Match, Request, Settled, StepJournal
-from safepoint.rules.policy import Policy
+from safepoint.rules.journal import Action, Found, Match, Request
 from safepoint.script import Exec, Io, Raised, Script, Sleep, Together
-from safepoint.tools import Bound, Caller, Current, Tool, tool_named
-
-if TYPE_CHECKING:
-    from safepoint.checkpointer import Base, Checkpointer
+from safepoint.tools import Bound, Tool
 
 _CANONICAL_LIMIT = 256 * 1024
 _CANONICAL_LIMIT_READ = 4 * 1024
@@ -44,22 +38,6 @@ _CANONICAL_LIMIT_READ = 4 * 1024
 not walked again at each call. For a write a miss is safe: it parks."""
 
 Validate = Callable[[Any], Any]
-
-
-@dataclass(slots=True)
-class Counters:
-    """What a run counts for metrics and the log."""
-
-    calls: int = 0
-    retries: int = 0
-    errors: int = 0
-    last_call: str = ""
-    last_call_ms: float = 0.0
-    tokens_in: int = 0
-    tokens_out: int = 0
-    save_ms: float = 0.0
-    bytes_written: int = 0
-    attempt: int = 0
 
 
 @dataclass(slots=True)
@@ -77,83 +55,8 @@ class _Asked:
 
 
 @dataclass(slots=True)
-class Flow:
+class Flow(FlowBase):
     """The calls of a run."""
-
-    cp: Checkpointer
-    task: str
-    guard: Guard
-    presumed: int
-    line: int
-    caller: weakref.ref[Caller]
-    """Weak, so that a run that is dropped lets go of its lease at once, not at the next garbage collection."""
-    base: Base | None = None
-    """The newest durable checkpoint: what an intent stands on."""
-    counters: Counters = field(default_factory=Counters)
-    journal: StepJournal = field(default_factory=StepJournal)
-    step: int = 0
-    later: bool = False
-    """Steps after this one are on record: this step went past all that failed in it."""
-    ended: RunEnded | None = None
-    position: int = 0
-    unwritten: list[tuple[Commit, CallRow]] = field(default_factory=list)
-    lock: threading.RLock = field(default_factory=threading.RLock)
-    warm: tuple[Packed, ...] = ()
-    settle_from: float = field(default_factory=time.monotonic)
-    interrupted: bool = False
-    """The run ended because a write was interrupted; a resume asks its verifier."""
-
-    def _here(self, row: CallRow) -> Current:
-        run = self.caller()
-        assert run is not None  # it is the run that drives this script
-        return Current(run, row)
-
-    # -- ends and writes
-
-    def check(self) -> None:
-        """Raise again what ended this run."""
-        if self.ended is not None:
-            raise self.ended
-
-    def end(self, error: SafepointError, cause: BaseException | None = None) -> NoReturn:
-        """End the run for good. The first end stands."""
-        with self.lock:
-            if self.ended is None:
-                self.ended = RunEnded(error)
-                self.ended.__cause__ = cause
-            raise self.ended
-
-    def commit(self, commit: Commit) -> Committed:
-        """Write under the run's guard, and take note of the rows."""
-        try:
-            done = self.cp.store.commit(commit)
-        except LeaseLost as error:
-            self.end(error)
-        with self.lock:
-            for row in done.calls:
-                self.journal.put(row) if row.step == self.step else None
-                self.position = max(self.position, row.began, row.ended or 0)
-            self.counters.bytes_written += done.bytes_written
-        return done
-
-    def _calls(self, *writes: CallWrite, objects: Sequence[Any] = (), sync: bool = True) -> Commit:
-        return Commit(
-            task=self.task,
-            id=new_id(),
-            guard=self.guard,
-            calls=writes,
-            objects=tuple(objects),
-            stands_on=self.base.head if self.base else None,
-            sync=sync,
-        )
-
-    def flush(self) -> None:
-        """Write the results that could not be written when they came; before anything else is done."""
-        while self.unwritten:
-            commit, row = self.unwritten[0]
-            self.commit(commit)
-            self.unwritten.pop(0)
-            self.journal.busy.discard(row.no)
 
     # -- asking
 
@@ -285,13 +188,6 @@ class Flow:
             if row is not None and not any(r.no == row.no for _, r in self.unwritten):
                 self.journal.busy.discard(row.no)
 
-    def _recorded(self, row: CallRow) -> Any:
-        rows, objects = self.cp.store.calls(self.task, nos=[row.no])
-        if not rows or rows[0].result is None:
-            raise lost_error(self.task, row)
-        rows[0].check(self.task, f"call {row.no}")
-        return states.unpack_values(rows[0].result, rows[0].result_refs, objects, self.cp.registry)[""]
-
     # -- executing
 
     def _intent(self, asked: _Asked, row: CallRow | None) -> CallRow:
@@ -360,7 +256,7 @@ class Flow:
                     row = yield Io(lambda v=value, r=row: self._succeeded(asked, r, v))  # type: ignore[misc]
             except _Failed as failed:
                 error = failed.error
-                row, settled = yield from self._after_error(asked, row, error)
+                row, settled = yield from self._after_error(tool, row, error)
                 if settled is not None:
                     return settled.result
                 asked.failures += 1
@@ -513,82 +409,6 @@ class Flow:
                 self.position = max(self.position, row.began, row.ended or 0)
             self.counters.bytes_written += done.bytes_written
         return done
-
-    def _interrupted(self, row: CallRow | None, interrupt: BaseException) -> None:
-        """Ctrl-C or a cancellation came out of a tool: the call stays open."""
-        if row is None:
-            return
-        with self.lock:
-            self.journal.offer_again(row.no)
-            as_recorded = self.journal.rows.get(row.no, row)
-            if row.effect == "write" and as_recorded.status == "started" and self.ended is None:
-                self.interrupted = True
-                # Whoever swallows the interrupt must not go on past a write whose outcome is unknown.
-                self.ended = RunEnded(
-                    in_doubt_error(
-                        self.task, replace(row, reason=f"interrupted by {type(interrupt).__name__}; a resume settles it")
-                    )
-                )
-
-    # -- unknown outcomes
-
-    def _after_error(self, asked: _Asked, row: CallRow, error: Exception) -> Script[tuple[CallRow, Settled | None]]:
-        """Record what a raising tool means. Returns the row, and the settlement if it says that the call happened."""
-        tool = asked.tool
-        self.counters.errors += 1
-        failed = replace(row, error=error_record(error), finished_at=to_us(now()))
-        if tool.effect != "write" or isinstance(error, (DidNotHappen, *tool.failed_on)):
-            failed = replace(failed, status="failed", not_done=True)
-            done = yield Io(lambda: self.commit(self._calls(CallWrite(failed, "ended"), sync=tool.effect != "read")))
-            return done.calls[0], None
-        self.settle_from = time.monotonic()
-        after = yield from self.settle(failed, reason=f"{type(error).__name__} leaves open whether it happened")
-        if after.status == "in_doubt":
-            self.end(in_doubt_error(self.task, after), error)
-        if after.status == "failed":
-            return after, None
-        value = yield Io(lambda: self._recorded(after))
-        return after, Settled("succeeded", result=value)
-
-    def settle(self, row: CallRow, reason: str = "") -> Script[CallRow]:
-        """Find out about an open write: ask its verifier once the effect had time to settle, or park it. Returns the row as
-        recorded."""
-        policy = Policy.decode(row.policy)
-        tool = tool_named(row.tool)
-        if policy.verify and tool is not None and tool.verify is not None:
-            wait = self.settle_from + policy.settle - time.monotonic()
-            if wait > 0:
-                yield Sleep(wait)
-            shown = yield Io(lambda: self._shown(row))
-            try:
-                verdict: object = yield Exec(tool.verify, (shown,), {}, self._here(row))
-            except RunEnded:
-                raise
-            except Exception as error:
-                verdict = error
-            s = journal.settle(row, verdict, self.presumed)
-        elif policy.verify:
-            raise UsageError(
-                f"call {row.no} needs the verifier of {row.tool!r}, which this process does not know",
-                "the tool's module has not been imported",
-                f"Import it before resuming, or settle the call by hand: safepoint resolve {self.task} {row.no}.",
-            )
-        else:
-            s = Settled("in_doubt", reason=reason or "the process died while it ran, and the tool has no verifier")
-        after = journal.settled_row(row, s, finished_at=to_us(now()))
-        objects: Sequence[Any] = ()
-        if s.status == "succeeded":
-            try:
-                packed = states.pack_values({"": s.result}, self.cp.registry, None, f"verified result of {row.tool}")
-                after, objects = replace(after, result=packed.data, result_refs=packed.refs, error=None), packed.new
-            except RefusedType as error:
-                after = replace(after, error=error_record(error))
-        done = yield Io(lambda: self.commit(self._calls(CallWrite(after, "ended"), objects=objects)))
-        return done.calls[0]  # type: ignore[no-any-return]
-
-    def _shown(self, row: CallRow) -> Any:
-        rows, objects = self.cp.store.calls(self.task, nos=[row.no])
-        return states.call(self.task, rows[0], objects, self.cp.registry)
 
 
 class _Failed(Exception):

@@ -1,0 +1,161 @@
+"""How a run lets go of its task: what it keeps of a step that failed, the status that it leaves, the error that it raises."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from safepoint.calling import Flow
+from safepoint.codec.states import Control
+from safepoint.errors import (
+    Conflict,
+    DecisionNeeded,
+    InDoubt,
+    LeaseHeld,
+    LeaseLost,
+    SafepointError,
+    StoreFull,
+    Unavailable,
+)
+from safepoint.model import Checkpoint, State, new_id
+from safepoint.rows import Commit, Grant, TaskPatch, TaskRow
+from safepoint.rules import journal
+from safepoint.script import Io, LoopThread, Script
+from safepoint.tools import Caller, Current, current, live_runs
+
+if TYPE_CHECKING:
+    from safepoint.checkpointer import Checkpointer
+
+log = logging.getLogger("safepoint")
+
+NO_FAULT_OF_THE_STEP = (Unavailable, StoreFull, LeaseLost, LeaseHeld, Conflict)
+"""Errors that interrupt a task without making it failed."""
+
+
+class EndedAs(Exception):
+    """Tells ``_release`` the status that a run ends with."""
+
+    def __init__(self, status: str) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+def _abandon(store: Any, task: str, grant: Grant, pid: int) -> None:
+    if os.getpid() == pid:
+        store.abandon(task, grant)
+
+
+class Ending(Caller):
+    """Part of a run."""
+
+    cp: Checkpointer
+    task_id: str
+    _flow: Flow
+    _state: State
+    _control: Control
+    _task: TaskRow
+    _grant: Grant | None
+    _loop: LoopThread
+    _mine: tuple[int, int | None, str, str]
+    _pid: int
+    _closed: bool
+    _token: Any
+
+    if TYPE_CHECKING:
+
+        def _save(
+            self, *, kind: str, label: str | None = None, patch: TaskPatch | None = None, moves_head: bool = True
+        ) -> Checkpoint: ...
+
+    def _failed(self, error: BaseException) -> Script[str]:
+        """Keep what a failed step looked like as a leaf, best effort. Returns its address, or ''."""
+        flow, state = self._flow, self._state
+        if state._base is None or flow.ended is not None:
+            return ""
+        raised = journal.after_raise(
+            journal.Raised.decode(self._task.raised), flow.line, flow.step, list(flow.journal.rows.values())
+        )
+        patch = TaskPatch(status="failed", reason=f"{type(error).__name__} in step {flow.step}", raised=raised.encode())
+        try:
+            state.step, state.seq, state.branch, state.task_id = self._mine
+            leaf = yield Io(lambda: self._save(kind="failure", label=type(error).__name__, patch=patch, moves_head=False))
+            return f"{self.task_id}@{leaf.seq}"
+        except Exception as second:
+            # The half-changed state may not be storable: the status still must tell.
+            log.warning("could not keep the failed step of %s: %s", self.task_id, type(second).__name__)
+        with contextlib.suppress(Exception):
+            yield Io(lambda: flow.commit(Commit(task=self.task_id, id=new_id(), guard=flow.guard, patch=patch)))
+        return ""
+
+    # -- letting go
+
+    def _release(self, error: BaseException | None) -> Script[None]:
+        if self._closed or self._grant is None:
+            return
+        self._closed = True
+        live_runs.discard(self)
+        self.cp._runs.discard(self)
+        if os.getpid() != self._pid:
+            return
+        patch = TaskPatch(status=self._last_status(error), reason=_reason(error))
+        grant = self._grant
+        try:
+            yield Io(lambda: self.cp.store.release(self.task_id, grant, patch))
+        except SafepointError as second:
+            log.warning(
+                "task %s could not be released (%s); its lease ends with this process", self.task_id, type(second).__name__
+            )
+            self.cp.store.abandon(self.task_id, grant)
+        finally:
+            yield Io(self._loop.close)
+
+    def _last_status(self, error: BaseException | None) -> str | None:
+        if isinstance(error, EndedAs):
+            return error.status
+        if isinstance(error, InDoubt | DecisionNeeded):
+            return "interrupted" if self._flow.interrupted else "waiting"
+        if isinstance(error, Exception) and not isinstance(error, NO_FAULT_OF_THE_STEP):
+            return "failed"
+        if getattr(self, "_control", None) is not None and self._control.finished:
+            return "finished"
+        return "interrupted"
+
+    def _abandoned(self, why: str) -> None:
+        """The checkpointer closes: the task becomes interrupted."""
+        if not self._closed and self._grant is not None:
+            self._closed = True
+            live_runs.discard(self)
+            with contextlib.suppress(SafepointError):
+                self.cp.store.release(self.task_id, self._grant, TaskPatch(status="interrupted", reason=why))
+
+    def _enter_context(self) -> None:
+        self._token = current.set(Current(self))
+
+    def _exit_context(self) -> None:
+        if self._token is not None:
+            with contextlib.suppress(ValueError):  # left in another context than it was entered in
+                current.reset(self._token)
+            self._token = None
+
+    def _leave(self, error: BaseException | None) -> Script[BaseException | None]:
+        """Leave a handle; returns the error that the ``with`` statement should raise instead of its own, if any."""
+        if os.getpid() != self._pid:
+            return None  # a forked child leaves the parent's run alone
+        ended = self._flow.ended
+        if ended is None and isinstance(error, Exception) and not isinstance(error, NO_FAULT_OF_THE_STEP):
+            address = yield from self._failed(error)
+            if address:
+                error.add_note(f"safepoint kept the failed step as {address}; resume goes on from the step before.")
+        public = ended.error if ended is not None else error
+        yield from self._release(public)
+        if ended is None:
+            return None
+        return ended.error
+
+
+def _reason(error: BaseException | None) -> str:
+    if error is None or isinstance(error, EndedAs):
+        return ""
+    return f"{type(error).__name__}"
