@@ -387,6 +387,28 @@ def test_a_change_of_type_is_a_change(pair: tuple[Any, Any], where: str) -> None
         assert task.save(build(a)).digest == first.digest
 
 
+@pytest.mark.parametrize("loaded", [False, True])
+def test_an_unchanged_list_is_compared_and_not_encoded(monkeypatch: pytest.MonkeyPatch, loaded: bool) -> None:
+    """Marshal's bytes depend on reference counts; were those not the same each time, all would work, and be slow."""
+    value = start(500)
+    base = pack(value, REGISTRY)
+    if loaded:
+        value, base = unpack(base.data, base.refs, {o.name: o for o in base.new}, REGISTRY)
+        base = pack(value, REGISTRY, base=base)
+    encoded: list[str] = []
+
+    def counting(value: Any, registry: Registry, *, path: str = "") -> bytes:
+        encoded.append(path)
+        return encode(value, registry, path=path)
+
+    monkeypatch.setattr("safepoint.codec.lists.encode", counting)
+    base = pack(value, REGISTRY, base=base)
+    assert encoded == []
+    value["messages"].append(message(1000))
+    pack(value, REGISTRY, base=base)
+    assert encoded == ["messages[500]"]
+
+
 def test_reference_counts_cost_time_and_nothing_else() -> None:
     value = start(200)
     base = pack(value, REGISTRY)
@@ -428,6 +450,39 @@ def test_a_value_that_another_thread_changes_while_it_is_packed_is_seen_by_the_n
             assert last.digest == pack(value, REGISTRY).digest
     finally:
         sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("n", [5, 100])
+def test_a_change_right_after_a_value_was_encoded_is_seen_by_the_next_pack(
+    monkeypatch: pytest.MonkeyPatch, n: int, loaded: bool
+) -> None:
+    """The race of the test before, made certain: whatever is encoded is changed before anything else looks at it."""
+
+    def racing(value: Any, registry: Registry, *, path: str = "") -> bytes:
+        code = encode(value, registry, path=path)
+        for m in value if type(value) is list else [value]:
+            if type(m) is dict and "content" in m:
+                m["content"] = m["content"].replace("x", "y", 1)
+        return code
+
+    value = {"messages": [message(i) for i in range(n)], "agent_state": {"last": message(1, 900)}}
+    base = None
+    if loaded:
+        base = pack(value, REGISTRY)
+        value, base = unpack(base.data, base.refs, {o.name: o for o in base.new}, REGISTRY)
+    for module in ("lists", "chunks"):
+        monkeypatch.setattr(f"safepoint.codec.{module}.encode", racing)
+    base = pack(value, REGISTRY, base=base)
+    monkeypatch.undo()
+    assert pack(value, REGISTRY, base=base).digest == pack(value, REGISTRY).digest
+
+
+def test_what_a_dict_loses_is_known_to_be_in_the_base() -> None:
+    value = {"agent_state": {"a": "x" * 500, "b": "y" * 500}}
+    base = pack(value, REGISTRY)
+    value["agent_state"]["c"] = value["agent_state"].pop("a")
+    assert pack(value, REGISTRY, base=base).new == ()
 
 
 # Edges -----------------------------------------------------------------------------------------------------------------------
@@ -564,6 +619,7 @@ def test_thresholds() -> None:
     assert sizes([text, text + "x"]) == [0, 1]
     full = ["x" * 97] * 5  # 99 bytes each, and one for the list
     assert sizes([full, [*full, "y" * 15], [*full, "y" * 17]]) == [0, 0, 1]
+    assert sizes([2**1000, 2**4000]) == [0, 1]
     assert PAGE_MAX > PAGE_MIN
 
 

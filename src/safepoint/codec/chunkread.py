@@ -104,7 +104,7 @@ class Reader:
 
     def decode(self, data: bytes, path: str, refs: Callable[[int], Any] | None = None) -> Any:
         if self.registry is None:
-            return decode_plain(data, refs=refs)
+            return decode_plain(data, path=path, refs=refs)
         return decode(data, self.registry, path=path, refs=refs)
 
     def object(self, name: bytes, path: str, level: int) -> tuple[Any, Node]:

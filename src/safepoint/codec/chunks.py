@@ -55,7 +55,7 @@ from safepoint.model import Obj
 
 __all__ = ["Packed", "name_of", "pack", "root_digest", "unpack", "unpack_plain", "verify_obj"]
 
-_ATOMS: Final = frozenset((str, int, float, bool, type(None)))
+_SMALL: Final = frozenset((float, bool, type(None)))  # never more than nine bytes
 _FAR: Final = 4096  # A new object above this is looked up in all of the base's values: it may have stood at another place.
 
 
@@ -157,7 +157,7 @@ class _Writer(Lists):
         )
         self.base: dict[str, Node] = {} if base is None else base._kids
         self.level = 0 if opened else 1
-        self.replaced: list[Node] = []  # nodes of the base that are not part of the new root
+        self.replaced: list[Node] = []  # nodes of the base that may have been made again
 
     def pack(self, value: Mapping[str, Any], path: str) -> Packed:
         value = dict(value)
@@ -181,7 +181,7 @@ class _Writer(Lists):
         Without opening, the top is level 1.
         """
         t = type(v)
-        if t in _ATOMS and t is not str:
+        if t in _SMALL:
             if base is not None and type(base) is not bytes:
                 self.replaced.append(base)
             return encode(v, self.registry, path=path)

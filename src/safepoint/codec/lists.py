@@ -6,6 +6,10 @@ ends. What is left open at the end of each level stands in the list root. Where 
 start on, so a page of an earlier list is a page of this one wherever this one comes to its first item at a page's start: after
 an edit the cut falls in step again within a page or so, and the rest of the list is found again by comparing fingerprints.
 
+So an append writes at most ``1 item + 1 leaf page + 1 index page a level + 1 list root``, with ``log8(n) - 1`` levels or fewer (and
+once, when a list grows out of its inline form, its ten items or fewer). An edit elsewhere writes its items, the page it is in, at
+times the next one or two, the index pages above those, and the list root; a window that slides is an append and an edit.
+
 ``Lists.tree`` looks for such pages first in the list that stood here before (the loop at its start is all that an append needs),
 then in every list of the base and of the warm packs. Only what the base reaches is ever left out of a save.
 """
@@ -117,18 +121,7 @@ class _Cut:
         self.pool = self.out.pool if self.level == item_level(0) else ([base] if base is not None else [], [])
         if base is None:
             base = self._like()
-        leaves: list[Page] = []
-        pos = 0
-        if base is not None:
-            for page in base.leaves:
-                end = pos + page.n
-                if page.mark is not None:
-                    if dump(xs[pos:end]) != page.mark:
-                        break
-                elif (page := self._same_page(page, pos)) is None:  # type: ignore[assignment]
-                    break
-                leaves.append(page)
-                pos = end
+        leaves, pos = self._prefix(base) if base is not None else ([], 0)
         prefix = len(leaves)
         if base is not None:
             self.out.taken[id(base)] = (base, prefix, set())
@@ -152,6 +145,26 @@ class _Cut:
         else:
             root = self.out.add(joined, data)
         return Tree(root, n, size, tuple(leaves), uppers, tuple(tail), self.level)
+
+    def _prefix(self, base: Tree) -> tuple[list[Page], int]:
+        """The pages of ``base`` that this list begins with, and where they end. All that an append costs, but for a little."""
+        xs = self.xs
+        leaves: list[Page] = []
+        pos = 0
+        for page in base.leaves:
+            end = pos + page.n
+            if page.mark is not None:
+                part = xs[pos:end]  # has a name, because marshal flags what is referred to more than once, as it was in `_seal`
+                if dump(part) != page.mark:
+                    break
+                leaves.append(page)
+            else:
+                same = self._same_page(page, pos)
+                if same is None:
+                    break
+                leaves.append(same)
+            pos = end
+        return leaves, pos
 
     def _rest(self, pos: int, leaves: list[Page], base: Tree | None) -> list[Item]:
         """Cut what follows the unchanged prefix, appending to ``leaves``; return the open tail."""

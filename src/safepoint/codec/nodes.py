@@ -40,13 +40,17 @@ from safepoint.codec.values import ref
 from safepoint.model import Obj
 
 # Chosen by trial with bench/chunks.py: 2,000 saves of +1 KB, all kept, on bytes, and on microseconds of one pack.
-ITEM_MIN: Final = 48  # An item up to this is inline: a name is 16 bytes, a store's row 50 to 100, but the tail is written again.
+ITEM_MIN: Final = (
+    48  # An item up to this is inline: a name is 16 bytes, a store's row 50 to 100, but the tail is written again.
+)
 VALUE_MIN: Final = 256  # The same for top-level values, higher because few of them are shared between roots.
 LIST_MIN: Final = 512  # A list up to this is not worth an object of its own.
 DICT_MIN: Final = 1024  # What remains of an opened dict goes into the root up to this, else into an object.
 BIG: Final = 16 * 1024  # A value above this is split further, so that a change deep in it does not write it all again.
 PAGE_BITS: Final = 0x07  # A page ends after an item whose name has these bits clear: one in 8,
-PAGE_MIN: Final = 8  # but not before this many: 15 on average. Pages of 20 made 9 % more bytes, and of 11 more pages to compare;
+PAGE_MIN: Final = (
+    8  # but not before this many: 15 on average. Pages of 20 made 9 % more bytes, and of 11 more pages to compare;
+)
 PAGE_MAX: Final = 64  # and at this many, so that 10,000 items without any such bits still make pages.
 LEVELS: Final = 10  # A value this many levels down is not split any more: reading recurs some ten calls a level.
 DEPTH_MAX: Final = 32  # Objects within objects at load, for whoever forges some; a save makes no more than LEVELS + 2.
