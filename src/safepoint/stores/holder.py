@@ -90,7 +90,7 @@ def lease_held(task: str, holder: bytes, acquired_at: int) -> LeaseHeld:
     text = f"pid {who.get('pid', '?')} on {who.get('host', '?')} holds it since {since}"
     if stopped:
         text += " and is stopped"
-    remedy = "Wait for it to end, or stop it; to take the task from a process that cannot be stopped, use steal=True"
+    remedy = "Wait for it to end, or stop it; steal=True takes the task from it by force"
     if stopped:
         remedy = f"Let it go on (kill -CONT {who['pid']}) or end it (kill -9 {who['pid']}); steal=True takes the task from it"
     return LeaseHeld(

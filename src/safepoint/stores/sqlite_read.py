@@ -11,7 +11,7 @@ from safepoint.rows import BranchRow, CallRow, CheckpointRow, Guard, LeaseRow, P
 from safepoint.stores import holder as people
 from safepoint.stores import sqlite_rows
 from safepoint.stores.sqlite_db import Connection
-from safepoint.stores.sqlite_rows import HEADER, key, reads
+from safepoint.stores.sqlite_rows import key, reads
 
 if TYPE_CHECKING:
     from safepoint.stores.oslock import LockFile
@@ -77,7 +77,7 @@ class Reads:
                 return []
             most = -1 if limit is None else max(limit, 0)
             found = conn.rows(statement, (at[0][0], last, space, branch, most))
-        return [sqlite_rows.checkpoint(row, HEADER) for row in found]
+        return [sqlite_rows.header(row) for row in found]
 
     def calls(
         self,
@@ -141,9 +141,10 @@ def _closure(conn: Connection, n: int, roots: Iterable[bytes]) -> dict[bytes, Ob
     """All objects that these refs reach, one statement per level of the tree."""
     found: dict[bytes, Obj] = {}
     statement = reads()["level"]
+    make = tuple.__new__  # what Obj._make does, without its own call for each of thousands
     level = sqlite_rows.names(roots)
     while level:
-        objects = [Obj._make(row) for row in conn.execute(statement, (b"".join(level), n))]
-        found.update([(obj.name, obj) for obj in objects])
-        level = [name for name in sqlite_rows.names([obj.refs for obj in objects if obj.refs]) if name not in found]
+        rows = conn.rows(statement, (b"".join(level), n, len(level)))
+        found.update({row[0]: make(Obj, row) for row in rows})
+        level = [name for name in sqlite_rows.names([row[1] for row in rows if row[1]]) if name not in found]
     return found

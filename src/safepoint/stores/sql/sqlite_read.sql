@@ -25,8 +25,9 @@ WHERE t.task = ?1
 -- name: by_id
 SELECT t.n, c.seq FROM sp_tasks t JOIN sp_checkpoints c ON c.task = t.n AND c.space = ? AND c.id = ? WHERE t.task = ?
 
+-- The names in one blob, cut out one by one. Counted by LIMIT: length(?1) in there would copy the blob for each name.
 -- name: level
-WITH RECURSIVE cut (i) AS (VALUES (1) UNION ALL SELECT i + 16 FROM cut WHERE i + 16 < length(?1))
+WITH RECURSIVE cut (i) AS (VALUES (1) UNION ALL SELECT i + 16 FROM cut LIMIT ?3)
 SELECT o.name, o.refs, o.data FROM cut CROSS JOIN sp_objects o ON o.task = ?2 AND o.name = substr(?1, cut.i, 16)
 
 -- name: lease
