@@ -1,14 +1,13 @@
 """Checkpoints in one SQLite file, shared by the threads and processes of one machine.
 
-What each rule here prevents was found by trying and is told in docs/stores.md. The verbs are in three parts: writing and
-leases here, reading in sqlite_read, removing and checking in sqlite_sweep and sqlite_check.
+What each rule here prevents was found by trying and is told in docs/stores.md. Writing is here, leases are in sqlite_leases,
+reading in sqlite_read, removing in sqlite_sweep, and the connections under all of them in sqlite_db.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -17,15 +16,15 @@ from typing import Any, NamedTuple
 import apsw
 
 from safepoint import _probe
-from safepoint.errors import Conflict, LeaseLost, NotFound, SafepointError, Unavailable, UsageError
+from safepoint.errors import Conflict, NotFound, SafepointError, Unavailable, UsageError
 from safepoint.model import Finding, Obj, check_id
-from safepoint.rows import CallRow, CheckpointRow, Commit, Committed, Grant, Guard, Head, PauseRow, Pruned, TaskPatch
-from safepoint.stores import holder as people
+from safepoint.rows import CallRow, CheckpointRow, Commit, Committed, Guard, Head, PauseRow, Pruned
 from safepoint.stores import sqlite_check, sqlite_rows, sqlite_sweep
 from safepoint.stores.base import Durability, Store
 from safepoint.stores.oslock import Claim, LockFile
 from safepoint.stores.sqlite_db import CommitFailed, Connection, Database, sql, translate
 from safepoint.stores.sqlite_guard import tool_may
+from safepoint.stores.sqlite_leases import Leases, now, patch_task
 from safepoint.stores.sqlite_read import Reads
 from safepoint.stores.sqlite_rows import CALL, CHECKPOINT, PAUSE, PUT_CALL, PUT_CHECKPOINT, PUT_PAUSE, key, sealed, values
 
@@ -74,7 +73,7 @@ class _Landed(Exception):
         self.committed = committed
 
 
-class SQLiteStore(Reads, Store):
+class SQLiteStore(Leases, Reads, Store):
     """A store in the SQLite file ``path``; its lease locks are in ``path-locks``.
 
     Nothing else in the same process may open the file, by whatever means: closing it would drop SQLite's locks, and saves
@@ -207,7 +206,7 @@ class SQLiteStore(Reads, Store):
             return look
         if commit.checkpoint is None or commit.guard is not None:
             raise _no_task(commit.task)
-        conn.rows(self._sql["new_task"], (commit.task, _now()))
+        conn.rows(self._sql["new_task"], (commit.task, now()))
         return self._look(conn, commit)
 
     def _find(self, conn: Connection, task: str) -> _Look | None:
@@ -296,8 +295,8 @@ class SQLiteStore(Reads, Store):
         _probe.at("commit.row")
         more = new is not None
         counters = (seq + more, next_call, next_pause, next_line, position)
-        put(self._sql["set_task"], (n, *counters, current, int(more), commit.id, _now()))
-        self._patch(conn, n, commit.patch)
+        put(self._sql["set_task"], (n, *counters, current, int(more), commit.id, now()))
+        patch_task(conn, n, commit.patch)
         if stage is not None:
             put(self._sql["end_stage"], (stage.k,))
         return Committed(seq if more else None, head, False, tuple(calls.values()), tuple(pauses.values()), size)
@@ -318,15 +317,6 @@ class SQLiteStore(Reads, Store):
             if conn.changes():
                 size += 16 + len(obj.refs) + len(obj.data)
         return size
-
-    def _patch(self, conn: Connection, n: int, patch: TaskPatch | None) -> None:
-        if patch is None:
-            return
-        fields = (patch.status, patch.agent, patch.reason, patch.raised, patch.parent, patch.branch)
-        if fields.count(None) < len(fields):
-            conn.execute(self._sql["patch_task"], (n, *fields))
-        if patch.input is not None:
-            conn.execute(self._sql["set_input"], (n, patch.input))
 
     def _compare(
         self, conn: Connection, task: str, n: int, kind: str, row: CallRow | PauseRow, earlier: dict[int, Any]
@@ -450,111 +440,6 @@ class SQLiteStore(Reads, Store):
         except (CommitFailed, SafepointError):
             pass  # the claim is freed in any case, and a row whose byte is free means the same
 
-    # -- leases
-
-    def _claim(self) -> Claim:
-        while True:
-            claim = self._locks.claim(secrets.randbits(62))
-            if claim is not None:
-                return claim
-
-    def _check_guard(self, task: str, guard: Guard, look: _Look) -> None:
-        if (look.fence, look.token, look.state) != (*guard, "held") or not self._locks.is_held(look.lease_id or 0):
-            now = "nobody holds it" if look.state != "held" or look.fence == guard.fence else f"the fence is {look.fence}"
-            raise LeaseLost(
-                f"the hold of task {task!r} with fence {guard.fence} is over",
-                now,
-                "Resume the task; nothing was written.",
-                task=task,
-            )
-
-    def _refuse_if_held(
-        self, task: str, state: str | None, lease_id: int | None, holder: bytes | None, acquired_at: int | None
-    ) -> None:
-        if state == "held" and lease_id is not None and self._locks.is_held(lease_id):
-            raise people.lease_held(task, holder or b"", acquired_at or 0)
-
-    def acquire(self, task: str, holder: bytes, *, steal: bool = False) -> Grant:
-        check_id(task)
-        # Before the row names it: a row whose byte is free means that its holder is dead.
-        claim = self._claim()
-        _probe.at("acquire.locked")
-        grant: Grant | None = None
-        try:
-            try:
-                with self._db.writing(True) as conn:
-                    grant = self._take(conn, task, holder, claim, steal)
-            except CommitFailed as failed:
-                assert grant is not None
-                self._settle_lease(task, grant.guard, failed.cause)
-            _probe.at("acquire.after")
-            assert grant is not None
-            self._claims[claim.byte] = claim
-            return grant
-        except BaseException:
-            claim.free()
-            raise
-
-    def _take(self, conn: Connection, task: str, holder: bytes, claim: Claim, steal: bool) -> Grant:
-        found = conn.rows(self._sql["lease"], (task,))
-        if not found:
-            n = conn.rows(self._sql["new_task"], (task, _now()))[0][0]
-            found = [(n, None, None, None, None, None, None, None)]
-        n, fence, _token, lease_id, state, old, since, presumed = found[0]
-        if state is None:
-            previous, fence, presumed = "", 0, 0
-        elif state == "released":
-            previous = "released"
-        elif not self._locks.is_held(lease_id):
-            previous = "dead"
-        elif steal:
-            previous, presumed = "presumed_dead", fence
-        else:
-            raise people.lease_held(task, old, since)
-        guard = Guard(fence + 1, secrets.token_hex(16))
-        conn.execute(self._sql["take"], (n, *guard, claim.byte, holder, _now(), presumed))
-        conn.execute(self._sql["taken"], (_now(), n))
-        return Grant(guard, previous, presumed, claim)
-
-    def _settle_lease(self, task: str, guard: Guard, cause: SafepointError) -> None:
-        try:
-            with self._db.writing(True) as conn:
-                found = conn.rows(self._sql["lease"], (task,))
-                conn.execute(self._sql["nonce"])
-        except (CommitFailed, SafepointError):
-            raise cause from None
-        if not found or tuple(found[0][1:3]) != guard:
-            raise cause
-
-    def release(self, task: str, grant: Grant, patch: TaskPatch | None = None) -> None:
-        try:
-            with self._db.writing(True) as conn:
-                found = conn.rows(self._sql["lease"], (task,))
-                if found and tuple(found[0][1:3]) == grant.guard and found[0][4] == "held":
-                    n = found[0][0]
-                    conn.execute(self._sql["give_back"], (n, *grant.guard))
-                    self._patch(conn, n, patch)
-                    conn.execute(self._sql["touch"], (_now(), n))
-        except CommitFailed as failed:
-            raise Unavailable(
-                f"whether task {task!r} was released is not known",
-                str(failed.cause),
-                "Release it again.",
-                task=task,
-                unknown=True,
-            ) from failed.cause
-        # After the row: the other way round, the holder would look dead for a moment.
-        self.abandon(task, grant)
-        _probe.at("release.after")
-
-    def abandon(self, task: str, grant: Grant) -> None:
-        if isinstance(grant.handle, Claim):
-            self._claims.pop(grant.handle.byte, None)
-            try:
-                grant.handle.free()
-            except OSError:
-                pass  # the kernel refuses no unlocking of a range that is ours; if it did, only our end would free it
-
     # -- removing
 
     def prune(self, task: str, seqs: Any, *, space: str = "", dry_run: bool = False) -> Pruned:
@@ -647,7 +532,3 @@ def _batches(objects: tuple[Obj, ...]) -> Iterator[list[Obj]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def _now() -> int:
-    return time.time_ns() // 1000

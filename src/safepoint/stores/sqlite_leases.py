@@ -1,0 +1,160 @@
+"""The lease verbs of the SQLite store: a row that says who holds the task, and a locked byte that proves it.
+
+There is no heartbeat and no clock. Each acquisition draws a byte of its own in the -locks file and locks it before its row
+is there; so a row whose byte is free belongs to a dead holder, however it died, and a stopped one keeps its task.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Protocol
+
+from safepoint import _probe
+from safepoint.errors import LeaseLost, SafepointError, Unavailable
+from safepoint.model import check_id
+from safepoint.rows import Grant, Guard, TaskPatch
+from safepoint.stores import holder as people
+from safepoint.stores.oslock import Claim, LockFile
+from safepoint.stores.sqlite_db import CommitFailed, Connection, Database, sql
+
+__all__ = ["Leases", "now", "patch_task"]
+
+
+class Claimed(Protocol):
+    """What a commit has read of the lease."""
+
+    @property
+    def fence(self) -> int | None: ...
+    @property
+    def token(self) -> str | None: ...
+    @property
+    def lease_id(self) -> int | None: ...
+    @property
+    def state(self) -> str | None: ...
+
+
+class Leases:
+    """Needs ``_db`` and ``_locks`` from the store."""
+
+    _db: Database
+    _locks: LockFile
+    _claims: dict[int, Claim]
+    _sql: dict[str, str]
+
+    def _claim(self) -> Claim:
+        while True:
+            claim = self._locks.claim(secrets.randbits(62))
+            if claim is not None:
+                return claim
+
+    def _check_guard(self, task: str, guard: Guard, look: Claimed) -> None:
+        if (look.fence, look.token, look.state) != (*guard, "held") or not self._locks.is_held(look.lease_id or 0):
+            now = "nobody holds it" if look.state != "held" or look.fence == guard.fence else f"the fence is {look.fence}"
+            raise LeaseLost(
+                f"the hold of task {task!r} with fence {guard.fence} is over",
+                now,
+                "Resume the task; nothing was written.",
+                task=task,
+            )
+
+    def _refuse_if_held(
+        self, task: str, state: str | None, lease_id: int | None, holder: bytes | None, acquired_at: int | None
+    ) -> None:
+        if state == "held" and lease_id is not None and self._locks.is_held(lease_id):
+            raise people.lease_held(task, holder or b"", acquired_at or 0)
+
+    def acquire(self, task: str, holder: bytes, *, steal: bool = False) -> Grant:
+        check_id(task)
+        # Before the row names it: a row whose byte is free means that its holder is dead.
+        claim = self._claim()
+        _probe.at("acquire.locked")
+        grant: Grant | None = None
+        try:
+            try:
+                with self._db.writing(True) as conn:
+                    grant = self._take(conn, task, holder, claim, steal)
+            except CommitFailed as failed:
+                assert grant is not None
+                self._settle_lease(task, grant.guard, failed.cause)
+            _probe.at("acquire.after")
+            assert grant is not None
+            self._claims[claim.byte] = claim
+            return grant
+        except BaseException:
+            claim.free()
+            raise
+
+    def _take(self, conn: Connection, task: str, holder: bytes, claim: Claim, steal: bool) -> Grant:
+        found = conn.rows(self._sql["lease"], (task,))
+        if not found:
+            n = conn.rows(self._sql["new_task"], (task, now()))[0][0]
+            found = [(n, None, None, None, None, None, None, None)]
+        n, fence, _token, lease_id, state, old, since, presumed = found[0]
+        if state is None:
+            previous, fence, presumed = "", 0, 0
+        elif state == "released":
+            previous = "released"
+        elif not self._locks.is_held(lease_id):
+            previous = "dead"
+        elif steal:
+            previous, presumed = "presumed_dead", fence
+        else:
+            raise people.lease_held(task, old, since)
+        guard = Guard(fence + 1, secrets.token_hex(16))
+        conn.execute(self._sql["take"], (n, *guard, claim.byte, holder, now(), presumed))
+        conn.execute(self._sql["taken"], (now(), n))
+        return Grant(guard, previous, presumed, claim)
+
+    def _settle_lease(self, task: str, guard: Guard, cause: SafepointError) -> None:
+        try:
+            with self._db.writing(True) as conn:
+                found = conn.rows(self._sql["lease"], (task,))
+                conn.execute(self._sql["nonce"])
+        except (CommitFailed, SafepointError):
+            raise cause from None
+        if not found or tuple(found[0][1:3]) != guard:
+            raise cause
+
+    def release(self, task: str, grant: Grant, patch: TaskPatch | None = None) -> None:
+        try:
+            with self._db.writing(True) as conn:
+                found = conn.rows(self._sql["lease"], (task,))
+                if found and tuple(found[0][1:3]) == grant.guard and found[0][4] == "held":
+                    n = found[0][0]
+                    conn.execute(self._sql["give_back"], (n, *grant.guard))
+                    patch_task(conn, n, patch)
+                    conn.execute(self._sql["touch"], (now(), n))
+        except CommitFailed as failed:
+            raise Unavailable(
+                f"whether task {task!r} was released is not known",
+                str(failed.cause),
+                "Release it again.",
+                task=task,
+                unknown=True,
+            ) from failed.cause
+        # After the row: the other way round, the holder would look dead for a moment.
+        self.abandon(task, grant)
+        _probe.at("release.after")
+
+    def abandon(self, task: str, grant: Grant) -> None:
+        if isinstance(grant.handle, Claim):
+            self._claims.pop(grant.handle.byte, None)
+            try:
+                grant.handle.free()
+            except OSError:
+                pass  # the kernel refuses no unlocking of a range that is ours; if it did, only our end would free it
+
+
+def patch_task(conn: Connection, n: int, patch: TaskPatch | None) -> None:
+    if patch is None:
+        return
+    fields = (patch.status, patch.agent, patch.reason, patch.raised, patch.parent, patch.branch)
+    if fields.count(None) < len(fields):
+        conn.execute(sql("sqlite_commit")["patch_task"], (n, *fields))
+    if patch.input is not None:
+        conn.execute(sql("sqlite_commit")["set_input"], (n, patch.input))
+
+
+def now() -> int:
+    return time.time_ns() // 1000
