@@ -12,7 +12,7 @@ from safepoint.ending import NO_FAULT_OF_THE_STEP, EndedAs
 from safepoint.errors import DecisionNeeded, InDoubt, RunEnded, UsageError
 from safepoint.model import Call, Outcome, Pause, State, StepResult, check_id, new_id
 from safepoint.rows import Commit, TaskPatch
-from safepoint.rules import planning
+from safepoint.rules import journal
 from safepoint.run import Run
 from safepoint.script import Exec, Io, Script, no_running_loop
 from safepoint.session import Prepare, RunBase
@@ -65,9 +65,11 @@ class Job:
     # -- input and turns
 
     def prepare(self, cp: Checkpointer) -> Prepare:
+        # Now, before the task is taken: a job that cannot be stored leaves nothing behind.
+        data = values.encode(self.input, cp.registry, path="input")
+
         def begin(state: State, control: Control) -> TaskPatch:
             self.begin_turn(state, control, self.turn or "", self.input)
-            data = values.encode(self.input, cp.registry, path="input")
             return TaskPatch(agent=self.agent, input=data if len(data) <= _INPUT_LIMIT else b"")
 
         return begin
@@ -92,7 +94,7 @@ class Job:
                 "Pass text or messages, or put it into the state yourself.",
             )
 
-    def settled(self, task: str, control: Control) -> list[Any] | None:
+    def settled(self, cp: Checkpointer, task: str, control: Control) -> list[Any] | None:
         """The turn whose stored outcome answers this job, or None if there is work to do.
 
         Raises:
@@ -101,16 +103,20 @@ class Job:
         if self.turn is not None:
             found = control.turn(self.turn)
             if found is not None:
-                self._same(task, found)
+                self._same(cp, task, found)
             return found if found is not None and found[2] == "finished" else None
         last = control.turns[-1] if control.turns else None
         if last is None:
             return None
-        self._same(task, last)
+        self._same(cp, task, last)
         return last if last[2] == "finished" else None
 
-    def _same(self, task: str, turn: list[Any]) -> None:
-        if self.input is None or planning.same_input(turn[1], self.input):
+    def _same(self, cp: Checkpointer, task: str, turn: list[Any]) -> None:
+        if self.input is None:
+            return
+        # As the codec sees them: nan is nan, True is not 1, and objects need no __eq__.
+        given, stored = (values.decode_plain(values.encode(v, cp.registry, path="input")) for v in (self.input, turn[1]))
+        if journal.canonical(given) == journal.canonical(stored):
             return
         name = f"turn {turn[0]!r} of task {task!r}" if turn[0] else f"task {task!r}"
         raise UsageError(
@@ -129,7 +135,7 @@ def stored(cp: Checkpointer, task: str, job: Job) -> Outcome | None:
     state = cp.load_latest(task)
     if state is None or state._base is None:
         return None
-    turn = job.settled(task, state._base.control)
+    turn = job.settled(cp, task, state._base.control)
     if turn is None:
         return None
     if turn is state._base.control.turns[-1] and cp.status(task).status == "interrupted":
@@ -155,7 +161,7 @@ class Loop:
             ended = run._flow.ended
             if ended is None and run._in_step and isinstance(error, Exception) and not isinstance(error, NO_FAULT_OF_THE_STEP):
                 yield from self._keep_failure(error)
-            public: BaseException = ended.error if ended is not None else error
+            public = run._public(error) or error
             yield from run._release(public)
             if public is error:
                 raise
@@ -173,12 +179,10 @@ class Loop:
 
     def _outcome(self) -> Script[Outcome]:
         run, job = self.run, self.job
-        if run.unanswered():
-            return self._waiting()
         yield from self._hook("on_restore", run)
         while True:
             # Looked at again under the lease: another process may have got here first.
-            turn = job.settled(run.task_id, run._control)
+            turn = job.settled(run.cp, run.task_id, run._control)
             if turn is not None:
                 return outcome_of(run.task_id, run.state, turn)
             if not self._open():
@@ -201,7 +205,7 @@ class Loop:
                         raise  # else it is what the step made of the end of its run
                 ended = run._flow.ended
                 if ended is not None:
-                    if isinstance(ended.error, InDoubt | DecisionNeeded) and not run._flow.interrupted:
+                    if isinstance(ended.error, InDoubt | DecisionNeeded) and run._flow.interrupt is None:
                         return self._waiting()
                     raise ended
 
@@ -235,6 +239,14 @@ class Loop:
         run._flow.check()
         if job.pure:
             self._apply(result)
+        elif isinstance(result, StepResult) or inspect.iscoroutine(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise UsageError(
+                f"the step returned a {type(result).__name__}",
+                "what a step(run) returns is not looked at",
+                "Annotate the parameter as State for a pure step; make the step async def for run_agent_async.",
+            )
         save = job.save_every != "milestone" and (run._unsaved + 1) >= job.save_every
         checkpoint = yield from run._end_step(kind="step", label=None, save=save or run._mark is not None)
         run._in_step = False
@@ -331,16 +343,16 @@ def run_agent(
             return done
         try:
             run = Run(cp, task, recover=recover, wait=wait, steal=steal, prepare=job.prepare(cp))
-        except InDoubt:
-            return in_doubt(cp, task)
+        except (InDoubt, DecisionNeeded):
+            return waiting(cp, task)
         return run._drive(Loop(run, job).script())  # type: ignore[no-any-return]
     finally:
         if cp is not store:
             cp.close()
 
 
-def in_doubt(cp: Checkpointer, task: str) -> Outcome:
-    """The outcome of a task that cannot begin before a person has settled its calls."""
+def waiting(cp: Checkpointer, task: str) -> Outcome:
+    """The outcome of a task that cannot go on before a person has settled its calls or answered its questions."""
     state = cp.load_latest(task)
     assert state is not None
     turns = state._base.control.turns

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -21,7 +22,7 @@ from safepoint import checkpointer
 from safepoint.agent import Job, Loop, SaveEvery, Step
 from safepoint.calling import Validate
 from safepoint.checkpointer import Checkpointer
-from safepoint.errors import InDoubt, UsageError
+from safepoint.errors import DecisionNeeded, InDoubt, UsageError
 from safepoint.model import (
     Call,
     Checkpoint,
@@ -136,11 +137,16 @@ async def _in_thread(op: Exec) -> Any:
     def work() -> None:
         try:
             result = context.run(op.run)
+        except StopIteration as error:
+            wrapped = RuntimeError("a tool or step raised StopIteration")
+            wrapped.__cause__ = error
+            job.set_exception(wrapped)
         except BaseException as error:
             job.set_exception(error)
         else:
             job.set_result(result)
 
+    # A thread must not raise StopIteration into a future: asyncio could not hand it on, and would wait for ever.
     job.set_running_or_notify_cancel()
     threading.Thread(target=work, name="safepoint-tool", daemon=True).start()
     return await settled(job)
@@ -259,8 +265,8 @@ class AsyncCheckpointer:
         keep_latest: int | None = None,
         max_age: timedelta | None = None,
         max_bytes: int | None = None,
-        keep_milestones: bool = True,
-        keep_failures: int = 10,
+        keep_milestones: bool | None = None,
+        keep_failures: int | None = None,
         dry_run: bool = False,
     ) -> CleanupReport:
         return await self._off(
@@ -280,6 +286,31 @@ class AsyncCheckpointer:
 
     async def check(self) -> list[Finding]:
         return await self._off(self.sync.check)
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Any]:
+        """See ``Checkpointer.connection``. The connection itself is a plain one: long statements belong on a thread."""
+        if self._off.closed:
+            raise UsageError("the checkpointer is closed", "", "Open a new one.")
+        lent = self.sync.connection()
+        own = ThreadPoolExecutor(1, thread_name_prefix="safepoint-lend")  # what takes a lock must give it back
+        try:
+            taken = own.submit(lent.__enter__)
+            try:
+                connection = await settled(taken)
+            except asyncio.CancelledError:
+                if not taken.cancelled() and taken.exception() is None:
+                    await settled(own.submit(lent.__exit__, None, None, None))
+                raise
+            try:
+                yield connection
+            except BaseException as error:
+                if not await settled(own.submit(lent.__exit__, type(error), error, error.__traceback__)):
+                    raise
+            else:
+                await settled(own.submit(lent.__exit__, None, None, None))
+        finally:
+            own.shutdown(wait=False)
 
     @property
     def durability(self) -> str:
@@ -388,8 +419,8 @@ async def run_agent_async(
         run = AsyncRun(acp, task, recover=recover, wait=wait, steal=steal, prepare=job.prepare(cp))
         try:
             await run._drive(run._begin())
-        except InDoubt:
-            return await acp._off(lambda: agents.in_doubt(cp, task))
+        except (InDoubt, DecisionNeeded):
+            return await acp._off(lambda: agents.waiting(cp, task))
         return await run._drive(Loop(run, job).script())
     finally:
         if acp is not store:

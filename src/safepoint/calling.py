@@ -46,10 +46,8 @@ class _Asked:
 
     tool: Tool[Any, Any]
     arguments: dict[str, Any]
-    call_id: str | None
     request: Request
     packed: Packed
-    scope: int
     asked: int
     failures: int = 0
 
@@ -83,10 +81,11 @@ class Flow(FlowBase):
             effect=tool.effect,
             ident=journal.ident_of(tool.name, plain if plain is not None else packed.digest),
             call_id=call_id,
+            scope=self.journal.scope,
             op_key=None if operation is None else self._op_key(tool, operation),
             replan=tool.policy.replan,
         )
-        return _Asked(tool, arguments, call_id, request, packed, self.journal.scope, self.position)
+        return _Asked(tool, arguments, request, packed, self.seen)
 
     def _op_key(self, tool: Tool[Any, Any], operation: Any) -> bytes:
         tree = values.decode_plain(values.encode(operation, self.cp.registry, path=f"key of {tool.name}"))
@@ -95,25 +94,28 @@ class Flow(FlowBase):
     def call(
         self, tool: Tool[Any, Any], arguments: dict[str, Any], call_id: str | None, validate: Validate | None
     ) -> Script[Any]:
-        self._ready(tool, validate)
+        self._fits(tool, validate)
+        if self.unwritten:
+            yield Io(self.flush)
         asked = self.ask(tool, arguments, call_id)
         with self.lock:
             found = self.journal.match([asked.request])[0]
-            self._claim(found)
         return (yield from self._serve(asked, found, validate))
 
     def call_many(self, calls: Sequence[Bound], width: int, return_errors: bool) -> Script[list[Any]]:
-        if width < 1:
-            raise UsageError("max_parallel must be at least 1", "", "")
+        if type(width) is not int or width < 1:
+            raise UsageError("max_parallel must be an int of at least 1", "", "")
         for c in calls:
             if not isinstance(c, Bound):
                 raise UsageError(f"call_many was given a {type(c).__name__}", "", "Pass tool.bind(…) for each call.")
-            self._ready(c.tool, None)
+            self._fits(c.tool, None)
+        if not calls:
+            return []
+        if self.unwritten:
+            yield Io(self.flush)
         asked = [self.ask(c.tool, c.arguments, c.call_id) for c in calls]
         with self.lock:
             found = self.journal.match([a.request for a in asked])
-            for f in found:
-                self._claim(f)
         outcomes = yield Together([self._serve(a, f, None) for a, f in zip(asked, found, strict=True)], width)
         errors = [o.error for o in outcomes if isinstance(o, Raised)]
         # What ends the run, and interrupts, come before what a tool reported.
@@ -122,19 +124,20 @@ class Flow(FlowBase):
                 raise error
         return [o.error if isinstance(o, Raised) else o for o in outcomes]
 
-    def _ready(self, tool: Tool[Any, Any], validate: Validate | None) -> None:
+    def _fits(self, tool: Tool[Any, Any], validate: Validate | None) -> None:
         self.check()
-        self.flush()
+        if isinstance(tool, Tool) and tool.effect == "transactional" and not self.cp.store.transactional_tools:
+            raise UsageError(
+                f"{tool.name!r} is transactional, and {type(self.cp.store).__name__} has no transactions to lend",
+                "effect and record cannot be one there",
+                "Use SQLite or PostgreSQL, or declare the tool as idempotent or write.",
+            )
         if validate is not None and isinstance(tool, Tool) and tool.effect not in ("read", "idempotent"):
             raise UsageError(
                 f"validate= does not fit {tool.name!r}",
                 f"its effect is {tool.effect}: it happened, whatever the reply looks like, and cannot be asked again",
                 "Check the result after the call.",
             )
-
-    def _claim(self, found: Found) -> None:
-        if found.kind is Match.RECORDED and found.row is not None:
-            self.journal.busy.add(found.row.no)
 
     # -- serving
 
@@ -143,14 +146,14 @@ class Flow(FlowBase):
         self.check()
         if found.kind is Match.MISMATCH:
             raise CallMismatch(
-                f"call id {asked.call_id!r} came with other arguments",
+                f"call id {asked.request.call_id!r} came with other arguments",
                 f"within one model reply it already names call {row.no if row else '?'}",
                 "Give each call of a reply an id of its own.",
                 task=self.task,
             )
         if found.kind is Match.BUSY:
             raise CallInProgress(
-                f"call id {asked.call_id!r} is being executed",
+                f"call id {asked.request.call_id!r} is being executed",
                 "the same call was made at the same time",
                 "Wait for the first one.",
             )
@@ -175,18 +178,21 @@ class Flow(FlowBase):
                     case Action.LOST if row is not None:
                         raise lost_error(self.task, row)
                     case Action.RAISE if row is not None:
+                        self.seen = max(self.seen, row.ended or 0)
                         raise failed_error(row)
                     case Action.PARK if row is not None and row.status != "started":
                         self.end(in_doubt_error(self.task, row))
                     case Action.VERIFY | Action.PARK if row is not None:
-                        row = yield from self.settle(row)
+                        row = yield from self.settle(row, tool)
                         if row.status == "in_doubt":
                             self.end(in_doubt_error(self.task, row))
                     case _:
                         return (yield from self._execute(asked, row, validate))
         finally:
-            if row is not None and not any(r.no == row.no for _, r in self.unwritten):
-                self.journal.busy.discard(row.no)
+            with self.lock:
+                self.journal.not_begun(asked.request)
+                if row is not None and not any(r.no == row.no for _, r in self.unwritten):
+                    self.journal.busy.discard(row.no)
 
     # -- executing
 
@@ -202,23 +208,22 @@ class Flow(FlowBase):
             "reason": "",
             "error": None,
         }
+        tool = asked.tool
+        # The whole policy each time: it is the one that this execution follows.
+        common |= {"effect": tool.effect, "policy": tool.encoded_policy, "op_key": asked.request.op_key}
         if row is not None:
             return replace(row, attempts=row.attempts + 1, **common)
-        tool = asked.tool
         return CallRow(
             line=self.line,
             step=self.step,
-            scope=asked.scope,
+            scope=asked.request.scope,
             ident=asked.request.ident,
             tool=tool.name,
-            effect=tool.effect,
-            call_id=asked.call_id,
+            call_id=asked.request.call_id,
             idempotency_key=new_id(),
-            op_key=asked.request.op_key,
             base_seq=self.base.head.seq if self.base else 0,
             args=asked.packed.data,
             args_refs=asked.packed.refs,
-            policy=tool.encoded_policy,
             **common,
         )
 
@@ -241,8 +246,7 @@ class Flow(FlowBase):
                 raise
             row = landed[0]
             with self.lock:
-                self.journal.claimed.add(row.no)
-                self.journal.busy.add(row.no)
+                self.journal.begun(asked.request, row.no)
                 self.counters.calls += 1
                 self.counters.last_call = tool.name
             began = time.perf_counter()
@@ -265,6 +269,7 @@ class Flow(FlowBase):
                     yield Sleep(tool.retry.wait(asked.failures))
                     self.check()
                     continue
+                self.seen = max(self.seen, row.ended or 0)
                 raise failed_error(row) from error
             except (RunEnded, SafepointError):
                 raise
@@ -406,7 +411,6 @@ class Flow(FlowBase):
         with self.lock:
             for row in done.calls:
                 self.journal.put(row)
-                self.position = max(self.position, row.began, row.ended or 0)
             self.counters.bytes_written += done.bytes_written
         return done
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, cast
 
 from safepoint import model
 from safepoint.codec import states, values
@@ -40,6 +40,7 @@ from safepoint.rows import CheckpointRow, Commit, Committed, Head, TaskPatch, Ta
 from safepoint.rules import planning
 from safepoint.stores.base import Store
 from safepoint.stores.url import open_store
+from safepoint.tools import is_async
 from safepoint.verbs import JournalVerbs
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ class Checkpointer(JournalVerbs, KeepingVerbs):
         Args:
             state: Not changed but for ``seq`` and ``created_at``.
             label: Free text for people.
-            kind: ``manual`` or ``milestone`` for callers of this verb.
+            kind: ``manual`` or ``milestone`` for callers of this verb; not ``failure``, which is never a head.
             id: The caller's own unique id; saving the same content under it again is no second checkpoint.
 
         Raises:
@@ -170,6 +171,8 @@ class Checkpointer(JournalVerbs, KeepingVerbs):
             LeaseHeld: a live run holds the task.
             RefusedType, InvalidState: the state cannot be stored; see ``check_state``.
         """
+        if kind == "failure":
+            raise UsageError("a checkpoint of kind failure is never a head", "only a run keeps one", "Use manual or milestone.")
         base = self._base_of(state)
         control = base.control if base else Control()
         row, packed = self._row(state, control, base, kind=kind, label=label, id=id)
@@ -330,6 +333,10 @@ class Checkpointer(JournalVerbs, KeepingVerbs):
         Raises:
             NotFound: no such task. Conflict: the branch moved every time.
         """
+        if is_async(fn):
+            raise UsageError("fn is async", "update calls it in place, perhaps several times", "Make it a plain function.")
+        if type(retries) is not int or retries < 0:
+            raise UsageError("retries must be an int of at least 0", "", "")
         for attempt in range(retries + 1):
             state = self.load_latest(task_id)
             if state is None:
@@ -458,9 +465,13 @@ class Checkpointer(JournalVerbs, KeepingVerbs):
         base = state._base
         control = base.control.copy()
         control.finished = True
-        control.turns.append(["", None, "finished", result, state.step])
+        if not control.turns or control.turns[-1][2] != "open":
+            control.turns.append(["", None, "open", None, state.step])
+        control.turns[-1][2:4] = ["finished", result]
         row, packed = self._row(state, control, base, kind="manual", label="finished")
-        self._commit_state(state, row, packed, control, base, patch=TaskPatch(status="finished", reason=""))
+        done = self._commit_state(state, row, packed, control, base, patch=TaskPatch(status="finished", reason=""))
+        log.info("saved %s@%s step=%d kind=manual bytes=%d finished", task_id, state.seq, state.step, done.bytes_written)
+        self._retain(task_id, state.seq or 0)
         return self._header(task_id, replace(row, seq=state.seq or 0))
 
     # -- the store
@@ -487,6 +498,8 @@ class Checkpointer(JournalVerbs, KeepingVerbs):
             run._abandoned("the checkpointer was closed")
         if self._own:
             self.store.close()
+        elif not isinstance(self.store, _Closed):
+            self.store = cast(Store, _Closed(self.store.url))
 
     def __enter__(self) -> Self:
         return self
@@ -497,6 +510,18 @@ class Checkpointer(JournalVerbs, KeepingVerbs):
     @staticmethod
     def _no_task(task_id: str) -> NotFound:
         return NotFound(f"there is no task {task_id!r}", "", "See tasks(), or `safepoint ls`.", task=task_id)
+
+
+class _Closed:
+    """Stands where a store was that belongs to somebody else and stays open."""
+
+    persistent = False
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise UsageError(f"the checkpointer over {self.url} is closed", "", "Open a new one.")
 
 
 def _matches(metadata: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

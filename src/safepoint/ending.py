@@ -15,6 +15,7 @@ from safepoint.errors import (
     InDoubt,
     LeaseHeld,
     LeaseLost,
+    RunEnded,
     SafepointError,
     StoreFull,
     Unavailable,
@@ -82,10 +83,10 @@ class Ending(Caller):
             state.step, state.seq, state.branch, state.task_id = self._mine
             leaf = yield Io(lambda: self._save(kind="failure", label=type(error).__name__, patch=patch, moves_head=False))
             return f"{self.task_id}@{leaf.seq}"
-        except Exception as second:
+        except (Exception, RunEnded) as second:
             # The half-changed state may not be storable: the status still must tell.
             log.warning("could not keep the failed step of %s: %s", self.task_id, type(second).__name__)
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception, RunEnded):
             yield Io(lambda: flow.commit(Commit(task=self.task_id, id=new_id(), guard=flow.guard, patch=patch)))
         return ""
 
@@ -111,11 +112,18 @@ class Ending(Caller):
         finally:
             yield Io(self._loop.close)
 
+    def _public(self, error: BaseException | None) -> BaseException | None:
+        """What leaving the run raises: an interrupt as it came, else what ended the run, else the error at hand."""
+        flow = self._flow
+        if flow.interrupt is not None:
+            return error if error is not None and not isinstance(error, Exception | RunEnded) else flow.interrupt
+        return flow.ended.error if flow.ended is not None else error
+
     def _last_status(self, error: BaseException | None) -> str | None:
         if isinstance(error, EndedAs):
             return error.status
         if isinstance(error, InDoubt | DecisionNeeded):
-            return "interrupted" if self._flow.interrupted else "waiting"
+            return "waiting"
         if isinstance(error, Exception) and not isinstance(error, NO_FAULT_OF_THE_STEP):
             return "failed"
         if getattr(self, "_control", None) is not None and self._control.finished:
@@ -129,6 +137,7 @@ class Ending(Caller):
             live_runs.discard(self)
             with contextlib.suppress(SafepointError):
                 self.cp.store.release(self.task_id, self._grant, TaskPatch(status="interrupted", reason=why))
+            self._loop.close()
 
     def _enter_context(self) -> None:
         self._token = current.set(Current(self))
@@ -148,11 +157,9 @@ class Ending(Caller):
             address = yield from self._failed(error)
             if address:
                 error.add_note(f"safepoint kept the failed step as {address}; resume goes on from the step before.")
-        public = ended.error if ended is not None else error
+        public = self._public(error)
         yield from self._release(public)
-        if ended is None:
-            return None
-        return ended.error
+        return None if public is error else public
 
 
 def _reason(error: BaseException | None) -> str:

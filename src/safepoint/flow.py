@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from safepoint.codec import states
 from safepoint.codec.chunks import Packed
-from safepoint.errors import DidNotHappen, LeaseLost, RefusedType, RunEnded, SafepointError, UsageError
+from safepoint.errors import Conflict, DidNotHappen, LeaseLost, RefusedType, RunEnded, SafepointError, UsageError
 from safepoint.model import new_id, now, to_us
 from safepoint.replies import error_record, in_doubt_error, lost_error
 from safepoint.rows import CallRow, CallWrite, Commit, Committed, Guard
@@ -60,13 +60,14 @@ class FlowBase:
     later: bool = False
     """Steps after this one are on record: this step went past all that failed in it."""
     ended: RunEnded | None = None
-    position: int = 0
+    seen: int = 0
+    """Journal position of the newest failure that this attempt was told of."""
     unwritten: list[tuple[Commit, CallRow]] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
     warm: tuple[Packed, ...] = ()
     settle_from: float = field(default_factory=time.monotonic)
-    interrupted: bool = False
-    """The run ended because a write was interrupted; a resume asks its verifier."""
+    interrupt: BaseException | None = None
+    """The run ended because this interrupted a write: Ctrl-C or a cancellation. A resume asks the write's verifier."""
 
     def _here(self, row: CallRow) -> Current:
         run = self.caller()
@@ -97,7 +98,6 @@ class FlowBase:
         with self.lock:
             for row in done.calls:
                 self.journal.put(row) if row.step == self.step else None
-                self.position = max(self.position, row.began, row.ended or 0)
             self.counters.bytes_written += done.bytes_written
         return done
 
@@ -114,11 +114,23 @@ class FlowBase:
 
     def flush(self) -> None:
         """Write the results that could not be written when they came; before anything else is done."""
-        while self.unwritten:
-            commit, row = self.unwritten[0]
-            self.commit(commit)
-            self.unwritten.pop(0)
-            self.journal.busy.discard(row.no)
+        with self.lock:
+            while self.unwritten:
+                commit, row = self.unwritten[0]
+                try:
+                    self.commit(commit)
+                except Conflict:
+                    # It had landed after all, and others since: then the row stands as we would have it.
+                    there = self.cp.store.calls(self.task, nos=[row.no])[0]
+                    if not there or (there[0].status, there[0].attempts, there[0].fence) != (
+                        row.status,
+                        row.attempts,
+                        row.fence,
+                    ):
+                        raise
+                    self.journal.put(there[0])
+                self.unwritten.pop(0)
+                self.journal.busy.discard(row.no)
 
     def _recorded(self, row: CallRow) -> Any:
         rows, objects = self.cp.store.calls(self.task, nos=[row.no])
@@ -137,7 +149,7 @@ class FlowBase:
             self.journal.offer_again(row.no)
             as_recorded = self.journal.rows.get(row.no, row)
             if row.effect == "write" and as_recorded.status == "started" and self.ended is None:
-                self.interrupted = True
+                self.interrupt = interrupt
                 # Whoever swallows the interrupt must not go on past a write whose outcome is unknown.
                 self.ended = RunEnded(
                     in_doubt_error(
@@ -154,7 +166,7 @@ class FlowBase:
             done = yield Io(lambda: self.commit(self._calls(CallWrite(failed, "ended"), sync=tool.effect != "read")))
             return done.calls[0], None
         self.settle_from = time.monotonic()
-        after = yield from self.settle(failed, reason=f"{type(error).__name__} leaves open whether it happened")
+        after = yield from self.settle(failed, tool, reason=f"{type(error).__name__} leaves open whether it happened")
         if after.status == "in_doubt":
             self.end(in_doubt_error(self.task, after), error)
         if after.status == "failed":
@@ -162,11 +174,13 @@ class FlowBase:
         value = yield Io(lambda: self._recorded(after))
         return after, Settled("succeeded", result=value)
 
-    def settle(self, row: CallRow, reason: str = "") -> Script[CallRow]:
+    def settle(self, row: CallRow, tool: Tool[Any, Any] | None = None, reason: str = "") -> Script[CallRow]:
         """Find out about an open write: ask its verifier once the effect had time to settle, or park it. Returns the row as
         recorded."""
         policy = Policy.decode(row.policy)
-        tool = tool_named(row.tool)
+        tool = tool or tool_named(row.tool)
+        if row.effect == "idempotent":
+            reason = f"it is older than the {policy.key_ttl:g} s for which the receiver remembers its key"
         if policy.verify and tool is not None and tool.verify is not None:
             wait = self.settle_from + policy.settle - time.monotonic()
             if wait > 0:

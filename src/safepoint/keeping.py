@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -44,8 +45,8 @@ class KeepingVerbs:
         keep_latest: int | None = None,
         max_age: timedelta | None = None,
         max_bytes: int | None = None,
-        keep_milestones: bool = True,
-        keep_failures: int = 10,
+        keep_milestones: bool | None = None,
+        keep_failures: int | None = None,
         dry_run: bool = False,
     ) -> CleanupReport:
         """Delete what the given limits let go, or what the checkpointer's own retention does if none is given.
@@ -55,8 +56,12 @@ class KeepingVerbs:
         rules = (
             self.retention
             if keep_latest is None and max_age is None and max_bytes is None
-            else Retention(keep_latest, max_age, max_bytes, keep_milestones, keep_failures)
+            else Retention(keep_latest, max_age, max_bytes)
         )
+        if keep_milestones is not None:
+            rules = replace(rules, keep_milestones=keep_milestones)
+        if keep_failures is not None:
+            rules = replace(rules, keep_failures=keep_failures)
         if self.store.task(check_id(task_id)) is None:
             raise self._no_task(task_id)
         headers = self.store.headers(task_id)

@@ -43,6 +43,7 @@ Effect = Literal["read", "idempotent", "transactional", "write"]
 CallStatus = Literal["started", "succeeded", "failed", "paused", "in_doubt", "quarantined"]
 TaskStatus = Literal["idle", "running", "waiting", "interrupted", "out_of_steps", "finished", "failed"]
 
+CALL_STATUSES: tuple[str, ...] = ("started", "succeeded", "failed", "paused", "in_doubt", "quarantined")
 KINDS: tuple[str, ...] = ("step", "milestone", "manual", "failure", "merge", "edit", "import", "fresh")
 STATUSES: tuple[str, ...] = ("idle", "running", "waiting", "interrupted", "out_of_steps", "finished", "failed")
 
@@ -162,10 +163,10 @@ class State:
 class StepResult:
     """What a pure step returns: messages to append, keys of ``agent_state`` to set, and whether the task is done."""
 
-    messages: list[Any] = field(default_factory=list)
-    updates: Mapping[str, Any] = field(default_factory=dict)
+    messages: list[Any] = field(default_factory=list, repr=False)
+    updates: Mapping[str, Any] = field(default_factory=dict, repr=False)
     done: bool = False
-    result: Any = None
+    result: Any = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +312,7 @@ class Outcome:
 class Done:
     """A verifier's or a person's word: the call happened, with this result."""
 
-    result: Any = None
+    result: Any = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from safepoint.errors import UsageError
+from safepoint.errors import RunEnded, UsageError
 from safepoint.tools import Current, current, is_async
 
 if TYPE_CHECKING:  # asyncio costs a third of the library's import; who needs it has it, or gets it on first use
@@ -191,7 +191,13 @@ def perform(op: Op, loop: LoopThread) -> Any:
 
 def _together(op: Together, loop: LoopThread) -> list[Any]:
     if len(op.scripts) == 1 or op.width == 1:
-        return [_outcome(s, loop) for s in op.scripts]
+        outcomes = []
+        for s in op.scripts:
+            outcomes.append(_outcome(s, loop))
+            error = outcomes[-1].error if isinstance(outcomes[-1], Raised) else None
+            if error is not None and not isinstance(error, Exception | RunEnded):
+                raise error  # Ctrl-C: nothing more is begun
+        return outcomes
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(min(op.width, len(op.scripts)), thread_name_prefix="safepoint-call") as pool:

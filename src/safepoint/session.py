@@ -160,7 +160,7 @@ class RunBase(Ending):
             yield from self._restore()
         except BaseException as error:
             public = error.error if isinstance(error, RunEnded) else error
-            yield from self._release(EndedAs("waiting" if isinstance(public, InDoubt) else "interrupted"))
+            yield from self._release(EndedAs("waiting" if isinstance(public, InDoubt | DecisionNeeded) else "interrupted"))
             if public is error:
                 raise
             raise public from error
@@ -174,7 +174,7 @@ class RunBase(Ending):
         line = next((b.line for b in branches if b.name == task.branch), 1)
         self._task = task
         self.is_new = state is None
-        self._state = state if state is not None else State(self.task_id)
+        self._state = state if state is not None else self._blank()
         self._control = state._base.control.copy() if state is not None else Control()
         self._flow = Flow(
             cp=self.cp,
@@ -196,6 +196,19 @@ class RunBase(Ending):
         yield from self._settle_open(line)
         log.info("resumed %s@%s (%s)", self.task_id, state.seq, _how(self._state, self._grant, self.recovery))
 
+    def _blank(self) -> State:
+        wanted = self.cp.state_type
+        if wanted is None or wanted is dict:
+            return State(self.task_id)
+        try:
+            return State(self.task_id, agent_state=wanted())
+        except TypeError as error:
+            raise UsageError(
+                f"task {self.task_id!r} is new, and its agent_state cannot be made",
+                f"state_type={wanted.__qualname__} does not work without arguments",
+                "Give its fields defaults, or save the first state yourself.",
+            ) from error
+
     def _counters(self, attempts: int) -> Counters:
         counters = Counters(attempt=attempts)
         rows = self.cp.store.headers(self.task_id, limit=1)
@@ -211,7 +224,6 @@ class RunBase(Ending):
         rows, _ = yield Io(lambda: self.cp.store.calls(self.task_id, line=line, from_step=state.step, bodies=False))
         for row in rows:
             row.check(self.task_id, f"call {row.no}")
-            flow.position = max(flow.position, row.asked, row.began, row.ended or 0)
         self._pauses = yield Io(lambda: self.cp.store.pauses(self.task_id))
         anew = journal.to_ask_anew(
             journal.Raised.decode(self._task.raised), line, state.step, [r for r in rows if r.step == state.step]
@@ -221,7 +233,7 @@ class RunBase(Ending):
         for row in rows:
             action = journal.decide(row, now_us=to_us(now())) if row.status == "started" else None
             if action in (Action.VERIFY, Action.PARK):
-                verified += 1
+                verified += action is Action.VERIFY
                 known[row.no] = yield from flow.settle(row)
         for row in anew:
             done = yield Io(lambda r=row: flow.commit(flow._calls(CallWrite(replace(r, superseded=True)))))  # type: ignore[misc]
@@ -241,6 +253,8 @@ class RunBase(Ending):
         doubt, _ = planning.waiting_on(list(known.values()), [], line, state.step)
         if doubt:
             flow.end(in_doubt_error(self.task_id, *doubt))
+        if asked := self.unanswered():
+            flow.end(self._unanswered_error(*asked))
 
     def _open_step(self) -> None:
         flow = self._flow
@@ -255,6 +269,16 @@ class RunBase(Ending):
     def unanswered(self) -> list[PauseRow]:
         """Pauses of this step and later ones that still wait for their answer."""
         return planning.waiting_on([], self._pauses, self._flow.line, self._state.step)[1]
+
+    def _unanswered_error(self, *rows: PauseRow) -> DecisionNeeded:
+        names = ", ".join(f"{p.no} ({p.name!r})" for p in rows)
+        return DecisionNeeded(
+            f"task {self.task_id!r} waits for an answer to pause {names}",
+            "",
+            f"Answer with cp.answer({self.task_id!r}, {rows[0].no}, …), then run it again.",
+            task=self.task_id,
+            pauses=[p.no for p in rows],
+        )
 
     # -- during a step
 
@@ -331,15 +355,7 @@ class RunBase(Ending):
             row = done.pauses[0]
             self._pauses.append(row)
         try:
-            flow.end(
-                DecisionNeeded(
-                    f"pause {row.no} ({name!r}) of task {self.task_id!r} waits for an answer",
-                    "",
-                    f"cp.answer({self.task_id!r}, {row.no}, …)",
-                    task=self.task_id,
-                    pauses=[row.no],
-                )
-            )
+            flow.end(self._unanswered_error(row))
         except RunEnded as ended:
             if inside is not None:
                 inside.paused = ended

@@ -83,7 +83,7 @@ class Tool(Generic[P, R]):
         functools.update_wrapper(self, fn)
         self.fn = fn
         self.effect = effect
-        self.name = name or f"{fn.__module__}.{fn.__qualname__}"
+        self.name = name or f"{fn.__module__}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"
         self.verify = verify
         self.policy = policy
         self.encoded_policy = policy.encode()
@@ -91,7 +91,7 @@ class Tool(Generic[P, R]):
         self.retry = retry
         self.timeout = timeout
         self.key = key
-        self.is_async = inspect.iscoroutinefunction(fn)
+        self.is_async = is_async(fn)
         self.signature = inspect.signature(fn)
         self.injects = frozenset(
             p.name for p in self.signature.parameters.values() if p.kind is p.KEYWORD_ONLY and p.name in INJECTED

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from safepoint.codec import states, values
 from safepoint.codec.registry import Registry
 from safepoint.errors import AlreadyAnswered, Conflict, NotFound, UsageError
-from safepoint.model import Call, Done, NotDone, Pause, State, check_id, new_id, now, to_us
+from safepoint.model import CALL_STATUSES, Call, Done, NotDone, Pause, State, check_id, new_id, now, to_us
 from safepoint.rows import CallRow, CallWrite, Commit, PauseRow, PauseWrite
 from safepoint.rules import planning
 from safepoint.rules.planning import Plan
@@ -61,13 +61,17 @@ class JournalVerbs:
 
     def calls(self, task_id: str, *, status: str | None = None, limit: int | None = None) -> list[Call]:
         """The task's journal, oldest first, with arguments and results as plain values; ``limit`` keeps the newest."""
+        if status is not None and status not in CALL_STATUSES:
+            raise UsageError(f"no call has the status {status!r}", "", f"Use one of {', '.join(CALL_STATUSES)}.")
+        if limit is not None and (type(limit) is not int or limit < 0):
+            raise UsageError("limit must be None or an int of at least 0", "", "")
         rows, objects = self.store.calls(check_id(task_id), limit=limit if status is None else None)
         found = []
         for row in rows:
             row.check(task_id, f"call {row.no}")
             if status is None or row.status == status:
                 found.append(states.call(task_id, row, objects, None))
-        return found if limit is None else found[-limit:]
+        return found if limit is None else found[max(0, len(found) - limit) :]
 
     def resolve(self, task_id: str, call: int | Call, verdict: Done | NotDone) -> Call:
         """A person's word on a call that is in doubt: it happened (with this result), or it did not.

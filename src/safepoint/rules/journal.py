@@ -82,7 +82,9 @@ def decide(row: CallRow | None, *, past: bool = False, answered: bool = True, no
 def went_past(row: CallRow, rows: Iterable[CallRow]) -> bool:
     """Whether the step did something after ``row`` failed: a call asked for with the failure in sight shows it.
 
-    Calls that were asked for together (``call_many``) do not count as later ones, even where they began later.
+    ``asked`` is the newest failure that the attempt which asked had seen itself. Calls that were asked for together
+    (``call_many``) are no later ones, even where they began later; nor are calls of a later attempt that has not come to
+    this one again.
     """
     return row.status == "failed" and row.ended is not None and any(o.asked >= row.ended for o in rows if o.no != row.no)
 
@@ -132,6 +134,8 @@ class Request:
     effect: str
     ident: bytes
     call_id: str | None = None
+    scope: int = 0
+    """The model reply that ``call_id`` counts in."""
     op_key: bytes | None = None
     replan: str = "park"
 
@@ -158,11 +162,17 @@ class StepJournal:
     """The calls of one step: what earlier attempts recorded, and what this attempt has claimed of it so far."""
 
     def __init__(self, rows: Iterable[CallRow] = ()) -> None:
-        self.rows: dict[int, CallRow] = {r.no: r for r in rows if not r.superseded}
+        every = tuple(rows)
+        self.rows: dict[int, CallRow] = {r.no: r for r in every if not r.superseded}
+        self.set_aside = tuple(r for r in every if r.superseded)
+        """Served to nobody, and still a witness: a step that asked for one of these had gone on past what failed before."""
         self.earlier = set(self.rows)
         self.claimed: set[int] = set()
         self.busy: set[int] = set()
         self.scope = 0
+        self.named: dict[tuple[int, str], tuple[int, bytes]] = {}
+        """What this attempt's call ids stand for, whatever ids the rows were recorded under: number (0 until the intent is
+        written) and identity. Two calls of one id that are made at the same moment must not both be new."""
 
     def offer_again(self, no: int) -> None:
         """Let the next equal request take this call: it is open, or its result is not written yet."""
@@ -170,12 +180,24 @@ class StepJournal:
         self.claimed.discard(no)
         self.busy.discard(no)
 
+    def begun(self, r: Request, no: int) -> None:
+        """The intent of a new call is written."""
+        self.claimed.add(no)
+        self.busy.add(no)
+        if r.call_id is not None:
+            self.named[r.scope, r.call_id] = (no, r.ident)
+
+    def not_begun(self, r: Request) -> None:
+        """No intent was written: the id is free again."""
+        if r.call_id is not None and self.named.get((r.scope, r.call_id)) == (0, r.ident):
+            del self.named[r.scope, r.call_id]
+
     def put(self, row: CallRow) -> None:
         """Take note of a row as it now stands in the store."""
         self.rows[row.no] = row
 
     def past(self, row: CallRow) -> bool:
-        return went_past(row, self.rows.values())
+        return went_past(row, (*self.rows.values(), *self.set_aside))
 
     def unclaimed(self, tool: str | None = None) -> list[CallRow]:
         """Writes that happened in an earlier attempt and that this one has not asked for."""
@@ -194,52 +216,61 @@ class StepJournal:
 
         All exact matches are claimed before anything else, so that no call takes another one's record.
         """
-        found: list[Found | None] = [self._exact(r) for r in requests]
+        found = [self._named(r) or self._exact(r) for r in requests]
         for i, r in enumerate(requests):
-            if found[i] is None:
-                found[i] = self._kth(r)
+            found[i] = found[i] or self._named(r) or self._kth(r)
         # A recorded pause or open call of the same tool would have ended the run before this point; what is left is new.
-        return [f if f is not None else self._new(r) for f, r in zip(found, requests, strict=True)]
+        return [f or self._named(r) or self._new(r) for f, r in zip(found, requests, strict=True)]
+
+    def _named(self, r: Request) -> Found | None:
+        """An id names one call of a reply: asked for twice, it is still that call."""
+        if r.call_id is None or (r.scope, r.call_id) not in self.named:
+            return None
+        no, ident = self.named[r.scope, r.call_id]
+        row = self.rows.get(no)
+        if ident != r.ident:
+            return Found(Match.MISMATCH, row)
+        if row is None or no in self.busy:
+            return Found(Match.BUSY, row)
+        return self._take(r, row)
 
     def _exact(self, r: Request) -> Found | None:
         if r.call_id is None:
             return None
         for no, row in sorted(self.rows.items()):
-            if row.call_id != r.call_id or row.scope != self.scope:
+            if row.call_id != r.call_id or row.scope != r.scope or no in self.claimed:
                 continue
             if row.ident == r.ident:
-                # An id names one call of a reply: asked for twice, it is still that call.
-                if no in self.busy:
-                    return Found(Match.BUSY, row)
-                self.claimed.add(no)
-                return Found(Match.RECORDED, row)
-            if self.scope or no in self.claimed:
+                return self._take(r, row)
+            if r.scope:
                 return Found(Match.MISMATCH, row)
         return None
 
     def _kth(self, r: Request) -> Found | None:
         for no, row in sorted(self.rows.items()):
             if no in self.earlier and no not in self.claimed and row.ident == r.ident:
-                self.claimed.add(no)
-                return Found(Match.RECORDED, row)
+                return self._take(r, row)
         return None
 
+    def _take(self, r: Request, row: CallRow) -> Found:
+        self.begun(r, row.no)
+        return Found(Match.RECORDED, row)
+
     def _new(self, r: Request) -> Found:
-        if r.effect not in HAPPENS:
-            return Found(Match.NEW)
-        left = self.unclaimed(r.tool)
-        if r.op_key is not None:
-            for row in left:
-                if row.op_key == r.op_key:
-                    self.claimed.add(row.no)
-                    return Found(Match.RECORDED, row)
-            return Found(Match.NEW)
-        if not left or r.replan == "execute":
-            return Found(Match.NEW)
-        if r.replan == "reuse":
-            self.claimed.add(left[0].no)
-            return Found(Match.RECORDED, left[0])
-        return Found(Match.PARK, left[0])
+        if r.effect in HAPPENS:
+            left = self.unclaimed(r.tool)
+            if r.op_key is not None:
+                same = [row for row in left if row.op_key == r.op_key]
+                if same:
+                    return self._take(r, same[0])
+                left = [row for row in left if row.op_key is None]  # recorded before the tool had a key: nothing tells
+            if left and r.replan == "reuse":
+                return self._take(r, left[0])
+            if left and r.replan == "park":
+                return Found(Match.PARK, left[0])
+        if r.call_id is not None:
+            self.named[r.scope, r.call_id] = (0, r.ident)
+        return Found(Match.NEW)
 
 
 # -- identity of arguments
@@ -310,10 +341,13 @@ RAISES_BEFORE_ASKING_ANEW = 2
 
 
 def signature(rows: Iterable[CallRow]) -> bytes:
-    """Of the results that a step stood on; equal for two attempts that were served the same ones."""
+    """Of the results that a step stood on; equal for two attempts that were served the same ones.
+
+    What failed is no part of it: a tool that fails anew at each attempt must not hide that the reply which led there is old.
+    """
     h = hashlib.sha256()
-    for r in sorted((r for r in rows if not r.superseded), key=lambda r: r.no):
-        h.update(b"%d %d %s;" % (r.no, r.attempts, r.status.encode()))
+    for r in sorted((r for r in rows if r.status == "succeeded" and not r.superseded), key=lambda r: r.no):
+        h.update(b"%d %d;" % (r.no, r.attempts))
     return h.digest()[:16]
 
 
@@ -348,14 +382,15 @@ def plan_calls(
     rows: Sequence[CallRow], line: int, step: int, *, raised: Raised | None, answered: frozenset[int], now_us: int
 ) -> list[PlannedCall]:
     """What a resume at ``step`` will do with each recorded call of the steps that are run again."""
-    live = [r for r in rows if r.line == line and r.step >= step and not r.superseded]
+    here = [r for r in rows if r.line == line and r.step >= step]
+    live = [r for r in here if not r.superseded]
     anew = {r.no for r in to_ask_anew(raised, line, step, [r for r in live if r.step == step])}
     planned = []
     for r in live:
         if r.no in anew:
             planned.append(PlannedCall(r, "ask_anew"))
             continue
-        past = went_past(r, [o for o in live if o.step == r.step]) or any(o.step > r.step for o in live)
+        past = went_past(r, [o for o in here if o.step == r.step]) or any(o.step > r.step for o in here)
         planned.append(PlannedCall(r, decide(r, past=past, answered=r.no in answered, now_us=now_us).value))
     return planned
 

@@ -73,7 +73,8 @@ def plan(
     live = lease is not None and lease.live
     status = shown_status(row, live=live)
     here = [p for p in pauses if p.line == line and p.step >= step]
-    answered = frozenset(p.call_no for p in here if p.call_no is not None and p.status != "open")
+    asking = {p.call_no for p in here if p.status == "open"}
+    answered = frozenset(p.call_no for p in here if p.call_no is not None) - asking
     planned = journal.plan_calls(calls, line, step, raised=journal.Raised.decode(row.raised), answered=answered, now_us=now_us)
     open_pauses = tuple(p.no for p in here if p.status == "open")
     parked = [p.row.no for p in planned if p.action == Action.PARK]
@@ -109,8 +110,3 @@ def waiting_on(
         [r for r in calls if r.status == "in_doubt" and r.line == line and r.step >= step],
         [p for p in pauses if p.status == "open" and p.line == line and p.step >= step],
     )
-
-
-def same_input(stored: Any, given: Any) -> bool:
-    """Whether an input is the one that is on record; by value and type, as the codec sees them."""
-    return type(stored) is type(given) and bool(stored == given)
