@@ -201,7 +201,8 @@ def pack_call(
 
 def pack_values(value: Mapping[str, Any], registry: Registry, base: Packed | None, path: str) -> Packed:
     """Arguments or a result, in the same objects as the state that ``base`` stands for."""
-    return chunks.pack(value, registry, base=base, path=path)
+    # Not opened: a model's reply is then the same object as the message that it becomes.
+    return chunks.pack(value, registry, base=base, path=path, opened=False)
 
 
 def unpack_values(data: bytes, refs: bytes, objects: Mapping[bytes, Obj], registry: Registry | None) -> dict[str, Any]:
