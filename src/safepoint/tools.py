@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 from safepoint.errors import UsageError
-from safepoint.model import Call, Done, Effect, NotDone, Retry, Unknown
-from safepoint.rules.policy import Policy, Replan
+from safepoint.model import Call, Done, Effect, NotDone, Retry, Unknown, check_id
+from safepoint.rules.policy import REPLAN, Policy, Replan
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -107,10 +107,20 @@ class Tool(Generic[P, R]):
         def refuse(why: str, remedy: str) -> None:
             raise UsageError(f"tool {self.name!r} cannot be declared like this", why, remedy)
 
+        check_id(self.name, "a tool's name")
         if self.effect not in EFFECTS:
             refuse(f"effect {self.effect!r} is not one of {', '.join(EFFECTS)}", "Name one of them.")
         if inspect.isgeneratorfunction(self.fn) or inspect.isasyncgenfunction(self.fn):
             refuse("it is a generator; a call has one result", "Return the whole value.")
+        if self.policy.replan not in REPLAN:
+            refuse(f"replan={self.policy.replan!r} is not one of {', '.join(REPLAN)}", "Name one of them.")
+        for what, seconds in (("timeout", self.timeout), ("key_ttl", self.policy.key_ttl), ("settle_after", self.policy.settle)):
+            if seconds is not None and not seconds >= 0:
+                refuse(f"{what}={seconds!r} is no number of seconds", "Pass 0 or more.")
+        if self.policy.key_ttl is not None and self.effect != "idempotent":
+            refuse(f"key_ttl= belongs to effect='idempotent', this is {self.effect!r}", "Drop it.")
+        if self.policy.final and self.verify is None:
+            refuse("verify_is_final=True says something of a verifier, and there is none", "Give verify=.")
         if self.timeout is not None and not self.is_async:
             refuse(
                 "timeout= is for async tools: a sync one cannot be stopped", "Make it async, or use the client's own timeout."

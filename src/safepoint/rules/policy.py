@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 Replan = Literal["park", "execute", "reuse"]
+REPLAN: tuple[str, ...] = ("park", "execute", "reuse")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,130 @@
+"""Which checkpoints may be deleted: DESIGN 3, Retention, and invariant 6 as far as it is decided without a store."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from safepoint.errors import UsageError
+from safepoint.model import Retention, to_us
+from safepoint.rows import CheckpointRow
+from safepoint.rules.retention import due, look_every, worth_it
+
+NOW = datetime(2026, 1, 31, tzinfo=UTC)
+DAY = timedelta(days=1)
+
+
+def row(seq, kind="step", *, age=timedelta(0), size=100, pinned=False):
+    return CheckpointRow(
+        id=str(seq), seq=seq, step=seq, kind=kind, created_at=to_us(NOW - age), format=1, schema=1, size=size, digest=b"",
+        pinned=pinned,
+    )  # fmt: skip
+
+
+def headers(*rows):
+    return sorted(rows, key=lambda r: -r.seq)
+
+
+def steps(n, **more):
+    return headers(*(row(i, **more) for i in range(1, n + 1)))
+
+
+def test_the_newest_stay_and_the_oldest_go_first():
+    assert due(steps(5), Retention(keep_latest=2), NOW) == [1, 2, 3]
+    assert due(steps(2), Retention(keep_latest=2), NOW) == []
+
+
+def test_limits_delete_only_beyond_the_newest():
+    old = steps(5, age=10 * DAY)
+    assert due(old, Retention(keep_latest=3, max_age=DAY), NOW) == [1, 2]
+    assert due(old, Retention(keep_latest=3, max_age=30 * DAY), NOW) == []
+    assert due(old, Retention(keep_latest=None, max_age=DAY), NOW) == [1, 2, 3, 4], "the newest one always stays"
+
+
+def test_a_limit_of_bytes_counts_from_the_newest():
+    assert due(steps(5), Retention(keep_latest=1, max_bytes=250), NOW) == [1, 2, 3]
+    assert due(steps(5), Retention(keep_latest=4, max_bytes=0), NOW) == [1]
+    assert due(steps(5), Retention(keep_latest=None, max_bytes=0), NOW) == [1, 2, 3, 4]
+
+
+def test_either_limit_suffices():
+    rows = headers(row(1, age=9 * DAY), row(2), row(3), row(4))
+    assert due(rows, Retention(keep_latest=1, max_age=DAY, max_bytes=10_000), NOW) == [1]
+    assert due(rows, Retention(keep_latest=1, max_age=DAY, max_bytes=200), NOW) == [1, 2]
+
+
+def test_milestones_stay_unless_told_otherwise():
+    rows = headers(row(1, "milestone"), row(2), row(3), row(4))
+    assert due(rows, Retention(keep_latest=1), NOW) == [2, 3]
+    assert due(rows, Retention(keep_latest=1, keep_milestones=False), NOW) == [1, 2, 3]
+
+
+def test_pinned_and_named_ones_stay_and_count():
+    rows = headers(row(1, pinned=True), row(2), row(3), row(4, pinned=True), row(5))
+    assert due(rows, Retention(keep_latest=2), NOW, keep=[2]) == [3]
+
+
+def test_failure_leaves_have_a_count_of_their_own():
+    rows = headers(row(1, "failure"), row(2), row(3, "failure"), row(4, "failure"), row(5))
+    assert due(rows, Retention(keep_latest=2, keep_failures=1), NOW) == [1, 3]
+    assert due(rows, Retention(keep_latest=2, keep_failures=0), NOW) == [1, 3, 4]
+    assert due(rows, Retention(keep_latest=1), NOW) == [2], "leaves take no place of the others"
+
+
+def test_keep_all_keeps_all():
+    assert due(steps(500, age=1000 * DAY), Retention.keep_all(), NOW) == []
+    assert Retention.keep_all().keeps_all
+    assert not Retention().keeps_all
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"keep_latest": 0}, {"keep_latest": -1}, {"max_age": -DAY}, {"max_bytes": -1}, {"keep_failures": -1}]
+)
+def test_what_cannot_be_meant_is_refused(wrong):
+    with pytest.raises(UsageError):
+        Retention(**wrong)
+
+
+kinds = st.sampled_from(["step", "manual", "milestone", "failure"])
+rows_of_any_kind = st.lists(
+    st.builds(
+        lambda kind, days, size, pinned: (kind, days * DAY, size, pinned),
+        kinds, st.integers(0, 20), st.integers(0, 500), st.booleans(),
+    ),
+    max_size=30,
+)  # fmt: skip
+
+
+@given(
+    rows_of_any_kind,
+    st.builds(
+        Retention,
+        st.none() | st.integers(1, 8),
+        st.none() | st.integers(0, 20).map(lambda d: d * DAY),
+        st.none() | st.integers(0, 2000),
+        st.booleans(),
+        st.integers(0, 3),
+    ),
+    st.sets(st.integers(1, 30)),
+)
+def test_what_must_stay_stays_whatever_the_rules_say(plain, retention, keep):
+    rows = headers(*(row(i, k, age=a, size=s, pinned=p) for i, (k, a, s, p) in enumerate(plain, 1)))
+    gone = due(rows, retention, NOW, keep)
+    by_seq = {r.seq: r for r in rows}
+    assert gone == sorted(set(gone))
+    assert not any(by_seq[n].pinned or n in keep for n in gone)
+    newest = [r.seq for r in rows if r.kind != "failure"][: retention.keep_latest or 1]
+    assert not set(newest) & set(gone)
+    if retention.keep_milestones:
+        assert not any(by_seq[n].kind == "milestone" for n in gone)
+    assert due([r for r in rows if r.seq not in gone], retention, NOW, keep) == [], "one cleanup is enough"
+
+
+def test_sweeps_at_save_time_are_spread():
+    assert not worth_it(99, 100, 0)
+    assert worth_it(100, 100, 0)
+    assert not worth_it(100, 100, 16 * 200)
+    assert look_every(Retention()) == 50
+    assert look_every(Retention(keep_latest=1)) == 1
+    assert look_every(Retention(keep_latest=None, max_age=DAY)) == 1
