@@ -24,7 +24,7 @@ from safepoint.errors import (
     UsageError,
 )
 from safepoint.flow import FlowBase
-from safepoint.model import new_id, now, to_us
+from safepoint.model import check_id, new_id, now, to_us
 from safepoint.replies import error_record, failed_error, get, in_doubt_error, lost_error, usage_of
 from safepoint.rows import CallRow, CallWrite, Commit, Committed
 from safepoint.rules import journal
@@ -65,8 +65,8 @@ class Flow(FlowBase):
                 "what a call does to the world must be declared",
                 "Decorate the function with @safepoint.tool or @safepoint.model.",
             )
-        if call_id is not None and (type(call_id) is not str or not call_id):
-            raise UsageError("call_id must be text that is not empty", "", "Pass the id that the model gave, or None.")
+        if call_id is not None:
+            check_id(call_id, "call_id")
         packed = states.pack_call(
             arguments, self.cp.registry, self.base.packed if self.base else None, self.warm, f"arguments of {tool.name}"
         )

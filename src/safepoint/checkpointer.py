@@ -215,8 +215,8 @@ class Checkpointer(JournalVerbs, KeepingVerbs):
     ) -> tuple[CheckpointRow, Packed]:
         if kind not in KINDS:
             raise UsageError(f"there is no kind {kind!r}", "", f"Use one of {', '.join(KINDS)}.")
-        if label is not None and type(label) is not str:
-            raise UsageError(f"label must be text, not a {type(label).__name__}", "", "Pass a str.")
+        if label is not None:
+            check_id(label, "label")
         if self.state_type is not None and not isinstance(state.agent_state, self.state_type):
             raise InvalidState(
                 f"agent_state is a {type(state.agent_state).__qualname__}",

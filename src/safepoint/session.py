@@ -369,9 +369,7 @@ class RunBase(Ending):
     def milestone(self, label: str) -> None:
         """Mark the save at this step's end as a milestone, which retention keeps."""
         self._check()
-        if type(label) is not str or not label:
-            raise UsageError("a milestone needs a label", "", "Pass a text that is not empty.")
-        self._mark = label
+        self._mark = check_id(label, "a milestone's label")
 
     # -- ending a step
 

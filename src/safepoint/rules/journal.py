@@ -396,4 +396,6 @@ def plan_calls(
 
 
 def settled_row(row: CallRow, s: Settled, **changes: Any) -> CallRow:
-    return replace(row, status=s.status, not_done=s.not_done, reason=s.reason, **changes)
+    # A verifier's own words: a lone surrogate in them must not keep the verdict from being recorded.
+    reason = s.reason.encode("utf-8", "replace").decode()
+    return replace(row, status=s.status, not_done=s.not_done, reason=reason, **changes)
