@@ -1,0 +1,337 @@
+"""What safepoint costs, as ratios measured in one run: against the floor (one durable insert) and against LangGraph's SqliteSaver.
+
+    make bench                 prints the table
+    make bench BENCH_ARGS=--write      also writes docs/benchmarks.md
+
+Rounds of all candidates are interleaved, so that a noisy moment hits all of them, and medians are compared. Files lie in a new
+folder on the disk of the checkout (a memory file system would make every commit free).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+import safepoint
+from safepoint import Retention, State
+
+ROOT = Path(__file__).resolve().parent.parent
+Row = tuple[str, str, str, str]
+
+
+def message(n: int) -> dict[str, str]:
+    return {"role": "user" if n % 2 else "assistant", "content": os.urandom(485).hex()}
+
+
+def timed(fn: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    fn()
+    return (time.perf_counter() - began) * 1e3
+
+
+class Floor:
+    """One durable insert of as many new bytes, with the settings that safepoint uses."""
+
+    def __init__(self, folder: Path) -> None:
+        self.db = apsw.Connection(str(folder / "floor.db"))
+        for pragma in ("page_size=8192", "journal_mode=WAL", "synchronous=FULL"):
+            self.db.execute(f"PRAGMA {pragma}").fetchall()
+        self.db.execute("CREATE TABLE IF NOT EXISTS t (k INTEGER PRIMARY KEY, data BLOB)")
+
+    def insert(self, size: int) -> None:
+        self.db.execute("INSERT INTO t (data) VALUES (?)", (os.urandom(size),))
+
+
+class Ours:
+    def __init__(self, folder: Path, messages: int) -> None:
+        self.path = folder / "ours.db"
+        self.cp = safepoint.open(f"sqlite:///{self.path}", retention=Retention.keep_all())
+        self.state = State("bench", messages=[message(n) for n in range(messages)])
+        self.cp.save(self.state)
+
+    def save(self) -> None:
+        self.state.messages.append(message(len(self.state.messages)))
+        self.state.step += 1
+        self.cp.save(self.state)
+
+    def load(self) -> None:
+        self.cp.load_latest("bench")
+
+
+class Peer:
+    """LangGraph's SqliteSaver with the same history in one list channel."""
+
+    def __init__(self, folder: Path, messages: int) -> None:
+        import sqlite3
+
+        from langgraph.checkpoint.base import empty_checkpoint
+        from langgraph.checkpoint.sqlite import SqliteSaver
+
+        self.path = folder / "peer.db"
+        self.db = sqlite3.connect(self.path, check_same_thread=False)
+        self.saver = SqliteSaver(self.db)
+        self.saver.setup()
+        self.messages = [message(n) for n in range(messages)]
+        self.empty = empty_checkpoint
+        self.config: Any = {"configurable": {"thread_id": "bench", "checkpoint_ns": ""}}
+        self.n = 0
+        self.save()
+
+    def save(self) -> None:
+        self.messages.append(message(len(self.messages)))
+        self.n += 1
+        checkpoint = self.empty()
+        checkpoint["channel_values"] = {"messages": self.messages}
+        checkpoint["channel_versions"] = {"messages": self.n}
+        self.config = self.saver.put(
+            self.config, checkpoint, {"source": "loop", "step": self.n, "parents": {}}, {"messages": self.n}
+        )
+
+    def load(self) -> None:
+        self.saver.get_tuple({"configurable": {"thread_id": "bench", "checkpoint_ns": ""}})
+
+
+def percentile(values: list[float], p: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * p))]
+
+
+def saves(folder: Path, messages: int, rounds: int, with_peer: bool) -> list[Row]:
+    place = folder / f"saves-{messages}"
+    place.mkdir()
+    floor, ours = Floor(place), Ours(place, messages)
+    peer = Peer(place, messages) if with_peer else None
+    written = measure_written(ours)
+    a: list[float] = []
+    b: list[float] = []
+    c: list[float] = []
+    la: list[float] = []
+    lc: list[float] = []
+    for n in range(rounds):
+        a.append(timed(ours.save))
+        b.append(timed(lambda: floor.insert(written)))
+        if peer is not None and n % 4 == 0:
+            c.append(timed(peer.save))
+        if n % 8 == 0:
+            la.append(timed(ours.load))
+            if peer is not None:
+                lc.append(timed(peer.load))
+    save, base = statistics.median(a), statistics.median(b)
+    aims = {10: "", 200: "<= 1.5", 2000: "<= 3"}
+    rows = [
+        (
+            f"save, {messages:,} messages",
+            f"{save:.2f} ms",
+            f"{save / base:.2f} x floor ({base:.2f} ms, {written} bytes)",
+            aims[messages],
+        ),
+        (
+            f"save, {messages:,} messages, p99",
+            f"{percentile(a, 0.99):.2f} ms",
+            f"{percentile(a, 0.99) / save:.1f} x its median",
+            "<= 5",
+        ),
+    ]
+    load = statistics.median(la)
+    if peer is not None:
+        put, get = statistics.median(c), statistics.median(lc)
+        rows.append(
+            (
+                f"save against SqliteSaver, {messages:,}",
+                f"{put:.2f} ms",
+                f"{put / save:.1f} x faster",
+                ">= 12" if messages == 2000 else "",
+            )
+        )
+        rows.append(
+            (
+                f"load, {messages:,} messages",
+                f"{load:.2f} ms",
+                f"{get / load:.1f} x faster than SqliteSaver ({get:.2f} ms)",
+                ">= 2",
+            )
+        )
+    else:
+        rows.append((f"load, {messages:,} messages", f"{load:.2f} ms", "", ""))
+    ours.cp.close()
+    return rows
+
+
+def measure_written(ours: Ours) -> int:
+    """Bytes that a save adds, as the library's own log would say, checked against nothing: it only sizes the floor's insert."""
+    sizes: list[int] = []
+    commit = ours.cp.store.commit
+    try:
+        ours.cp.store.commit = lambda c: note(commit(c), sizes)  # type: ignore[method-assign]
+        for _ in range(20):
+            ours.save()
+    finally:
+        ours.cp.store.commit = commit  # type: ignore[method-assign]
+    return int(statistics.median(sizes))
+
+
+def note(done: Any, sizes: list[int]) -> Any:
+    sizes.append(done.bytes_written)
+    return done
+
+
+def headers(folder: Path, rounds: int) -> list[Row]:
+    place = folder / "headers"
+    place.mkdir()
+    ours = Ours(place, 1)
+    for _ in range(2000):
+        ours.save()
+    ours.cp.close()
+    cp = safepoint.open(f"sqlite:///{ours.path}")
+    cp.list_checkpoints("bench", limit=10)
+    t = statistics.median(timed(lambda: cp.list_checkpoints("bench", limit=10)) for _ in range(rounds))
+    cp.close()
+    size = ours.path.stat().st_size
+    state = 2001 * 1000
+    return [
+        ("10 headers of 2,000 checkpoints", f"{t:.2f} ms", "", "<= 1 ms"),
+        (
+            "2,000 saves of one more 1 KB message, all kept",
+            f"{size / 1e6:.1f} MB",
+            f"{size / state:.2f} x the final state",
+            "<= 2.5",
+        ),
+    ]
+
+
+def calls(folder: Path, rounds: int) -> list[Row]:
+    place = folder / "calls"
+    place.mkdir()
+    floor = Floor(place)
+
+    @safepoint.tool(effect="idempotent", name="bench.noop")
+    def noop(n: int) -> str:
+        return "ok"
+
+    cp = safepoint.open(f"sqlite:///{place / 'calls.db'}")
+    a: list[float] = []
+    b: list[float] = []
+    with cp.resume("calls") as run:
+        for n in range(rounds):
+            a.append(timed(lambda n=n: run.call(noop, n)))  # type: ignore[misc]
+            b.append(timed(lambda: [floor.insert(400), floor.insert(400)]))
+            if n % 20 == 19:
+                run.save()
+    cp.close()
+    call, two = statistics.median(a), statistics.median(b)
+    return [
+        (
+            "journaled call (durable intent, durable result)",
+            f"{call:.2f} ms",
+            f"{call / two:.2f} x two durable inserts ({two:.2f} ms)",
+            "<= 1.5",
+        )
+    ]
+
+
+def starts(rounds: int) -> list[Row]:
+    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")}
+
+    def run(*args: str) -> float:
+        return timed(lambda: subprocess.run([sys.executable, *args], env=env, stdout=subprocess.DEVNULL, check=True))
+
+    run("-c", "import safepoint")
+    run("-m", "safepoint", "--help")
+    bare: list[float] = []
+    with_us: list[float] = []
+    cli: list[float] = []
+    for _ in range(rounds):
+        bare.append(run("-c", "pass"))
+        with_us.append(run("-c", "import safepoint"))
+        cli.append(run("-m", "safepoint", "--help"))
+    plain = statistics.median(bare)
+    return [
+        (
+            "import safepoint, over bare Python",
+            f"{statistics.median(with_us) - plain:.0f} ms",
+            f"bare: {plain:.0f} ms",
+            "<= 60 ms",
+        ),
+        ("safepoint --help", f"{statistics.median(cli):.0f} ms", "", "<= 200 ms"),
+    ]
+
+
+def peer_disk(folder: Path, steps: int) -> list[Row]:
+    place = folder / "disk"
+    place.mkdir()
+    peer = Peer(place, 0)
+    ours = Ours(place, 0)
+    for _ in range(steps):
+        peer.save()
+        ours.save()
+    ours.cp.close()
+    peer.db.close()
+    p, o = peer.path.stat().st_size, ours.path.stat().st_size
+    return [
+        (
+            f"disk after {steps:,} saves, against SqliteSaver",
+            f"{o / 1e6:.1f} MB",
+            f"{p / o:.0f} x smaller ({p / 1e6:.0f} MB)",
+            "",
+        )
+    ]
+
+
+def table(rows: list[Row]) -> str:
+    lines = ["| what | measured | ratio | aim |", "|---|---|---|---|"]
+    return "\n".join(lines + ["| " + " | ".join(r) + " |" for r in rows])
+
+
+PAGE = """# Benchmarks
+
+Made by `make bench` in one run; rounds of all candidates are interleaved, and medians are compared. Ratios carry over to other
+machines, milliseconds do not. The *floor* is one durable insert of as many bytes as the save adds, through the same driver with
+the same settings. The peer is LangGraph's `SqliteSaver` with the same history of 1 KB messages.
+
+{table}
+
+Python {python}, apsw {apsw}, {cores} cores, {rounds} rounds.
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=400)
+    parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
+    args = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix=".bench-", dir=ROOT))
+    rows: list[Row] = []
+    try:
+        for messages in (10, 200, 2000):
+            rows += saves(folder, messages, args.rounds, not args.no_peer)
+        rows += headers(folder, 50)
+        if not args.no_peer:
+            rows += peer_disk(folder, 500)
+        rows += calls(folder, args.rounds)
+        rows += starts(11)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    text = table(rows)
+    print(text)
+    if args.write:
+        page = PAGE.format(
+            table=text, python=platform.python_version(), apsw=apsw.apsw_version(), cores=os.cpu_count(), rounds=args.rounds
+        )
+        (ROOT / "docs" / "benchmarks.md").write_text(page, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
