@@ -253,6 +253,7 @@ class ReadTests:
         after = None
         while page := store.tasks(after=after, limit=7):
             assert len(page) <= 7
+            assert after is None or page[0].task > after
             seen += [row.task for row in page]
             after = seen[-1]
         assert seen == sorted(HOSTILE_IDS)
