@@ -72,7 +72,7 @@ def look(key: str) -> str:
     return world_of(key).do("look", key)
 
 
-TOOLS = {t.name.rpartition(".")[2]: t for t in (think, send, post, put, book, look)}
+TOOLS: dict[str, Any] = {t.name.rpartition(".")[2]: t for t in (think, send, post, put, book, look)}
 ONCE = ("send", "post", "put")
 """Tools whose effect the world must have seen once for each key; a put may be asked for again, and is then no effect."""
 

@@ -219,7 +219,7 @@ def die() -> None:
 def _child(sock: socket.socket, module: str, name: str, args: Any, kwargs: Any) -> None:
     code = 1
     # The copy that the function imports, not the __main__ that this file runs as.
-    me = importlib.import_module("tests.support.children")
+    me: Any = importlib.import_module("tests.support.children")
     me.channel = Channel(sock)
     try:
         fn: Any = importlib.import_module(module)

@@ -61,13 +61,17 @@ def _answer(m: dict[str, Any], logs: Any, counters: Any, known: Any) -> Any:
     if op == "count":
         counters[world, m["name"]] += 1
         return counters[world, m["name"]]
+    if op == "start":
+        logs[world].append(m)
+        return sum(e["op"] == "start" and e["key"] == m["key"] for e in logs[world])
     if op == "forget":
         logs.pop(world, None)
         return None
     if op == "ask":
         done = [e for e in logs[world] if e["op"] == "do" and e["key"] == m["key"]]
         logs[world].append(m)
-        return [len(done), done[0]["value"] if done else None]
+        asked = sum(e["op"] == "ask" and e["key"] == m["key"] for e in logs[world])
+        return [len(done), done[0]["value"] if done else None, asked]
     assert op == "do"
     if m.get("dedup") and (again := known.get((world, m["idem"]))) is not None:
         logs[world].append({**m, "op": "again"})
@@ -105,8 +109,17 @@ class World:
 
     def ask(self, key: str) -> tuple[int, Any]:
         """What a verifier asks: how often it happened, and the first value. Logged, too."""
-        n, value = self._ask(op="ask", key=key)
+        n, value, _ = self._ask(op="ask", key=key)
         return n, value
+
+    def asked(self, key: str) -> tuple[int, Any, int]:
+        """``ask``, and the how-manieth asking it is."""
+        n, value, asked = self._ask(op="ask", key=key)
+        return n, value, asked
+
+    def start(self, key: str, idem: str) -> int:
+        """Note that a tool was started, whatever becomes of it; returns the how-manieth time it is."""
+        return int(self._ask(op="start", key=key, idem=idem))
 
     def count(self, name: str) -> int:
         """Raise a counter, and return it: what is to happen only the first time asks for it."""

@@ -29,20 +29,20 @@ def everything(path: str | os.PathLike[str]) -> dict[str, list[tuple[Any, ...]]]
     conn = apsw.Connection(os.fspath(path), flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         conn.set_busy_timeout(10_000)
-        with conn:
-            return {t: sorted(conn.execute(f"SELECT * FROM {t}"), key=repr) for t in TABLES}
+        conn.execute("BEGIN")
+        return {t: sorted(conn.execute(f"SELECT * FROM {t}"), key=repr) for t in TABLES}
     finally:
         conn.close()
 
 
-def checkpoints(path: str | os.PathLike[str], task: str) -> list[tuple[int, int | None, str, int]]:
+def checkpoints(path: str | os.PathLike[str], task: str) -> list[tuple[Any, ...]]:
     """(seq, parent_seq, kind, step) of a task, by seq."""
     return rows(
         path,
         "SELECT c.seq, c.parent_seq, c.kind, c.step FROM sp_checkpoints c JOIN sp_tasks t ON t.n = c.task"
         " WHERE t.task = ? ORDER BY c.seq",
         task,
-    )  # type: ignore[return-value]
+    )
 
 
 def calls(path: str | os.PathLike[str], task: str) -> list[dict[str, Any]]:
