@@ -18,7 +18,9 @@ def test_python_blocks_run(page, tmp_path):
     source = "\n".join(BLOCK.findall(page.read_text(encoding="utf-8")))
     script = tmp_path / "page.py"
     script.write_text(source, encoding="utf-8")
-    done = subprocess.run([sys.executable, "-W", "error", script], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", script], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
