@@ -183,21 +183,19 @@ class SQLiteStore(Leases, Reads, Store):
 
     @contextmanager
     def _lend(self) -> Iterator[apsw.Connection]:
-        db = self._db
-        conn = db.lock_writer()
+        db, owner = self._db, object()
         try:
+            conn = db.lock_writer(owner)
             try:
                 db.level(conn, True)
                 with tool_may(conn, transactions=True):
                     yield conn
             except apsw.Error as error:
                 raise translate(error, self.path) from error
-            if conn.in_transaction:
+            if not db.poisoned and conn.in_transaction:
                 raise UsageError("a lent connection came back with an open transaction", "it was rolled back", "Commit it.")
         finally:
-            if not db.poisoned:
-                db.rollback()
-                db.unlock_writer()
+            db.unlock_writer(owner)
 
     def _look(self, conn: Connection, commit: Commit) -> _Look:
         """Read what the commit is compared with; a task that a guardless checkpoint begins is created."""
@@ -517,8 +515,11 @@ def _size(objects: tuple[Obj, ...]) -> int:
     return sum([16 + len(obj.refs) + len(obj.data) for obj in objects])
 
 
+_SIZED = frozenset({bytes, str})
+
+
 def _bytes(record: tuple[Any, ...]) -> int:
-    return sum([len(v) for v in record if isinstance(v, bytes | str)])
+    return sum([len(v) for v in record if v.__class__ in _SIZED])
 
 
 def _batches(objects: tuple[Obj, ...]) -> Iterator[list[Obj]]:

@@ -125,7 +125,7 @@ class Database:
         self._reader_stale = False
         self._inode = (0, 0)
         self._sync = ""
-        self.busy = False
+        self.busy: object | None = None
         self.reader_busy = False
         self._got_write = self._got_read = False
         with _opening:
@@ -141,32 +141,40 @@ class Database:
         """A write transaction: ``with db.writing(sync) as conn``. An error out of its COMMIT is CommitFailed."""
         return _Writing(self, sync)
 
-    def lock_writer(self) -> Connection:
-        """Take the lock of the writing connection, which must not be in use by this same thread."""
+    def lock_writer(self, owner: object) -> Connection:
+        """Take the writing connection for ``owner``; it must not be in use by this same thread."""
         self.usable()
-        if not self._write_lock.acquire(timeout=self.timeout):
-            raise Unavailable(f"{self.path} is in use", "another thread kept writing", "Try again, or raise timeout.")
         try:
-            self.usable()
-            if self.busy:
+            if not self._write_lock.acquire(timeout=self.timeout):
+                raise Unavailable(f"{self.path} is in use", "another thread kept writing", "Try again, or raise timeout.")
+            if self.busy is not None:  # the lock is re-entrant: only this thread itself can come here
+                self._write_lock.release()
                 raise UsageError(
                     "the store is written to from inside one of its own transactions",
                     "a transactional tool, or the body of connection(), called it",
                     "Use the connection that was given, and the store after it.",
                 )
-            conn = self._writer if self._writer is not None and self._in_place() else self._open_writer()
-            self.busy = True
-            return conn
-        except apsw.Error as error:
-            self._write_lock.release()
-            raise translate(error, self.path) from error
-        except BaseException:
-            self._write_lock.release()
+            self.busy = owner
+            self.usable()
+            if self._writer is not None and self._writer.in_transaction:
+                self.rollback()  # Ctrl-C came between the last transaction and its end
+            return self._writer if self._writer is not None and self._in_place() else self._open_writer()
+        except BaseException as error:
+            if self.busy is None and self._write_lock._is_owned():  # type: ignore[attr-defined]
+                self._write_lock.release()  # Ctrl-C came between taking the lock and saying so
+            self.unlock_writer(owner)
+            if isinstance(error, apsw.Error):
+                raise translate(error, self.path) from error
             raise
 
-    def unlock_writer(self) -> None:
-        self.busy = False
-        self._write_lock.release()
+    def unlock_writer(self, owner: object) -> None:
+        """End what ``owner`` has begun, if anything: may be called once too often."""
+        if self.busy is owner and not self.poisoned:
+            try:
+                self.rollback()
+            finally:
+                self.busy = None
+                self._write_lock.release()
 
     def level(self, conn: Connection, sync: bool) -> None:
         # Inside a transaction SQLite refuses this pragma, so it is chosen before; it costs a microsecond.
@@ -360,7 +368,7 @@ class Database:
 
     def close(self) -> None:
         with self._write_lock:
-            if self.busy:
+            if self.busy is not None:
                 raise UsageError("the store is closed from inside one of its own transactions", "", "Close it after them.")
             with self._read_lock:
                 self.closed = True
@@ -383,7 +391,7 @@ class Database:
         self._got_read = self._read_lock.acquire(timeout=self.timeout)
         if self._got_read and not self.reader_busy:
             self._reader = _shut(self._reader)
-        if self._got_write and not self.busy:
+        if self._got_write and self.busy is None:
             self._writer = _shut(self._writer)
         if self._writer is not None or self._reader is not None:
             import ctypes  # noqa: F401  (here, not in the child, where another thread may have held the import lock)
@@ -411,35 +419,31 @@ class Database:
 
 
 class _Writing:
-    __slots__ = ("conn", "db", "sync")
+    __slots__ = ("conn", "db", "owner", "sync")
 
     def __init__(self, db: Database, sync: bool) -> None:
-        self.db = db
+        self.owner = object()  # and not self, which would then never be collected
         self.sync = sync
+        self.db = db
 
     def __enter__(self) -> Connection:
         db = self.db
-        conn = db.lock_writer()
         try:
+            self.conn = conn = db.lock_writer(self.owner)
             db.level(conn, self.sync)
             conn.execute("BEGIN IMMEDIATE")
-        except apsw.Error as error:
-            db.rollback()
-            db.unlock_writer()
-            raise translate(error, db.path) from error
-        except BaseException:
-            db.rollback()
-            db.unlock_writer()
+            return conn
+        except BaseException as error:
+            db.unlock_writer(self.owner)
+            if isinstance(error, apsw.Error):
+                raise translate(error, db.path) from error
             raise
-        self.conn = conn
-        return conn
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         db = self.db
-        if db.poisoned:
-            return  # a child that was forked in here: nothing of this transaction is its own
         try:
-            if error is None:
+            # In a child that was forked in here, nothing of this transaction is its own.
+            if error is None and not db.poisoned:
                 try:
                     self.conn.execute("COMMIT")
                 except apsw.Error as failure:
@@ -447,8 +451,12 @@ class _Writing:
             elif isinstance(error, apsw.Error):
                 raise translate(error, db.path) from error
         finally:
-            db.rollback()
-            db.unlock_writer()
+            db.unlock_writer(self.owner)
+
+    def __del__(self) -> None:
+        # Ctrl-C may come between two instructions of the above; then this is what ends the transaction.
+        if (db := getattr(self, "db", None)) is not None:
+            db.unlock_writer(self.owner)
 
 
 class _Reading:

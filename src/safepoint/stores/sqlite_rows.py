@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cache
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -64,14 +64,6 @@ def values(n: int, number: int, row: Any, names: tuple[str, ...]) -> tuple[Any, 
     return (n << 32 | number, n, *_getters[names](row))
 
 
-def sealed(task: str, row: Row, **changes: Any) -> Row:
-    """A copy with its numbers and its seal. As ``replace(row, …).sealed(task)``, with one copy less."""
-    copy = replace(row, **changes)
-    # Nobody else has seen the copy yet.
-    object.__setattr__(copy, "seal", copy._seal_for(task))
-    return copy
-
-
 def _maker(cls: type[Row], names: tuple[str, ...], flags: tuple[str, ...]) -> Callable[[tuple[Any, ...]], Row]:
     """What makes a row of its columns. By its slots: through the constructor, 2,000 headers take 23 ms and not 6."""
     slots = [getattr(cls, name).__set__ for name in names]
@@ -95,6 +87,23 @@ checkpoint = _maker(CheckpointRow, CHECKPOINT, ("pinned",))
 header = _maker(CheckpointRow, HEADER, ("pinned",))
 call = _maker(CallRow, CALL, ("not_done", "superseded"))
 pause = _maker(PauseRow, PAUSE, ())
+
+_makers: dict[type, tuple[tuple[str, ...], Any]] = {
+    CheckpointRow: (CHECKPOINT, checkpoint),
+    CallRow: (CALL, call),
+    PauseRow: (PAUSE, pause),
+}
+
+
+def sealed(task: str, row: Row, **changes: Any) -> Row:
+    """A copy with its numbers and its seal: ``replace(row, …).sealed(task)`` in a third of the time."""
+    names, make = _makers[type(row)]
+    copy: Row = make(_getters[names](row))
+    # Frozen, but nobody else has seen the copy yet.
+    for name, value in changes.items():
+        object.__setattr__(copy, name, value)
+    object.__setattr__(copy, "seal", copy._seal_for(task))
+    return copy
 
 
 def branch(found: tuple[Any, ...]) -> BranchRow:
