@@ -1,0 +1,64 @@
+"""Saves that leave out what their parent has, against sweeps of the same task by other processes: nothing is ever missing."""
+
+import subprocess
+import sys
+
+import pytest
+
+from safepoint.stores.sqlite import SQLiteStore
+from tests.support.scale import scale
+
+SAVER = """
+import random, sys
+from safepoint.stores.sqlite import SQLiteStore
+from safepoint.testing.build import Writer, obj
+
+store, name, rounds = SQLiteStore(sys.argv[1], durability="process"), sys.argv[2], int(sys.argv[3])
+rng, writer, items, checked = random.Random(name), Writer(store, "task", branch=name), [], 0
+for i in range(rounds):
+    # Words of a small common stock: what one branch drops and a sweep takes, another sends again at the same time.
+    items = [*items[-6:], obj(b"word %d" % rng.randrange(40))]
+    known = set(known_names) if i else set()
+    page = obj(b"page %d" % rng.randrange(10**9), *items)
+    writer.save(page, objects=[page, *(o for o in items if o.name not in known)])
+    known_names = [o.name for o in items]
+    row, objects = store.read("task", seq=writer.seq) or sys.exit("head is gone")
+    missing = {page.name, *(o.name for o in items)} - set(objects)
+    if missing:
+        sys.exit(f"{len(missing)} objects of {writer.seq} are missing")
+print("ok")
+"""
+
+SWEEPER = """
+import sys, time
+from safepoint.stores.sqlite import SQLiteStore
+
+store, end = SQLiteStore(sys.argv[1], durability="process"), time.monotonic() + float(sys.argv[2])
+swept = 0
+while time.monotonic() < end:
+    swept += store.prune("task", [row.seq for row in store.headers("task")]).objects
+print(swept)
+"""
+
+
+@pytest.mark.scaled
+def test_four_savers_and_two_sweepers_break_nothing(tmp_path):
+    path = str(tmp_path / "agent.db")
+    SQLiteStore(path).close()
+    rounds, seconds = scale(150, 6000), scale(2, 60)
+
+    def start(script, *args):
+        command = [sys.executable, "-c", script, path, *map(str, args)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    savers = [start(SAVER, f"b{i}", rounds) for i in range(4)]
+    sweepers = [start(SWEEPER, seconds) for _ in range(2)]
+    said = [process.communicate() for process in (*savers, *sweepers)]
+    assert [out.strip() for out, _ in said[:4]] == ["ok"] * 4, [err[-500:] for _, err in said]
+    assert sum(int(out) for out, _ in said[4:]) > 0
+    store = SQLiteStore(path)
+    for branch in store.branches("task"):
+        row, objects = store.read("task", branch=branch.name) or pytest.fail("a head is gone")
+        assert all(objects[name].refs[i : i + 16] in objects for name in objects for i in range(0, len(objects[name].refs), 16))
+        assert row.refs in objects
+    store.close()
