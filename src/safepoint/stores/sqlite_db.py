@@ -126,7 +126,7 @@ class Database:
         self._inode = (0, 0)
         self._sync = ""
         self.busy: object | None = None
-        self.reader_busy = False
+        self.reader_busy: object | None = None
         self._got_write = self._got_read = False
         with _opening:
             self._create()
@@ -320,14 +320,17 @@ class Database:
             )
         return version
 
-    def lock_reader(self) -> Connection:
+    def lock_reader(self, owner: object) -> Connection:
+        """Take the reading connection for ``owner``."""
         self.usable()
-        if not self._read_lock.acquire(timeout=self.timeout):
-            raise Unavailable(f"{self.path} is in use", "another thread kept reading", "Try again, or raise timeout.")
         try:
-            self.usable()
-            if self.reader_busy:
+            if not self._read_lock.acquire(timeout=self.timeout):
+                raise Unavailable(f"{self.path} is in use", "another thread kept reading", "Try again, or raise timeout.")
+            if self.reader_busy is not None:
+                self._read_lock.release()
                 raise UsageError("the store is read from inside one of its own reads", "", "Read one after the other.")
+            self.reader_busy = owner
+            self.usable()
             if self._reader_stale:
                 self._reader = _shut(self._reader)
                 self._reader_stale = False
@@ -336,25 +339,28 @@ class Database:
                 conn = self._connect()
                 conn.execute("PRAGMA query_only=ON")
                 self._reader = conn
-            self.reader_busy = True
+            elif conn.in_transaction:
+                conn.execute("ROLLBACK")
             return conn
-        except apsw.Error as error:
-            self._read_lock.release()
-            raise translate(error, self.path) from error
-        except BaseException:
-            self._read_lock.release()
+        except BaseException as error:
+            if self.reader_busy is None and self._read_lock._is_owned():  # type: ignore[attr-defined]
+                self._read_lock.release()
+            self.end_read(owner)
+            if isinstance(error, apsw.Error):
+                raise translate(error, self.path) from error
             raise
 
-    def end_read(self) -> None:
-        conn = self._reader
-        try:
-            if conn is not None and conn.in_transaction:
-                conn.execute("COMMIT")
-        except apsw.Error:
-            self._reader = _shut(conn)
-        finally:
-            self.reader_busy = False
-            self._read_lock.release()
+    def end_read(self, owner: object) -> None:
+        if self.reader_busy is owner and not self.poisoned:
+            conn = self._reader
+            try:
+                if conn is not None and conn.in_transaction:
+                    conn.execute("COMMIT")
+            except apsw.Error:
+                self._reader = _shut(conn)
+            finally:
+                self.reader_busy = None
+                self._read_lock.release()
 
     def usable(self) -> None:
         if self.closed:
@@ -389,7 +395,7 @@ class Database:
         # A lock that does not come in time belongs to a thread that is in the middle of something: the child goes without.
         self._got_write = self._write_lock.acquire(timeout=self.timeout)
         self._got_read = self._read_lock.acquire(timeout=self.timeout)
-        if self._got_read and not self.reader_busy:
+        if self._got_read and self.reader_busy is None:
             self._reader = _shut(self._reader)
         if self._got_write and self.busy is None:
             self._writer = _shut(self._writer)
@@ -460,27 +466,31 @@ class _Writing:
 
 
 class _Reading:
-    __slots__ = ("db",)
+    __slots__ = ("db", "owner")
 
     def __init__(self, db: Database) -> None:
+        self.owner = object()
         self.db = db
 
     def __enter__(self) -> Connection:
-        conn = self.db.lock_reader()
         try:
+            conn = self.db.lock_reader(self.owner)
             conn.execute("BEGIN")
+            return conn
         except BaseException as error:
-            self.db.end_read()
+            self.db.end_read(self.owner)
             if isinstance(error, apsw.Error):
                 raise translate(error, self.db.path) from error
             raise
-        return conn
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if not self.db.poisoned:
-            self.db.end_read()
+        self.db.end_read(self.owner)
         if isinstance(error, apsw.Error):
             raise translate(error, self.db.path) from error
+
+    def __del__(self) -> None:
+        if (db := getattr(self, "db", None)) is not None:
+            db.end_read(self.owner)
 
 
 def _shut(conn: Connection | None) -> Connection | None:
