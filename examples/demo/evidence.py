@@ -189,7 +189,13 @@ def table(notes: Notes, wanted: list[Finding], db: Path, mailbox: Path, requests
             not again,
             f"replies asked for again although they were on record: {', '.join(again)}",
         ),
-        Line("model calls cut short, asked again", len(cut), "request log, rows"),
+        Line(
+            "model calls cut short, asked again",
+            len(cut),
+            "request log, rows",
+            len(cut) <= len(notes.kills),
+            "a kill cost more than the one model call that it hit",
+        ),
         Line(
             "recorded replies lost",
             len(lost),

@@ -113,8 +113,8 @@ class Driver:
         # One to see the folder, one for each document, one for each that something is wrong with, and the last word.
         self.total = 2 + len(list(documents.glob("*.txt"))) + len({f.document for f in self.wanted})
         # At random moments, but spread over the whole of the work: each in its own fifth, measured in requests to the model,
-        # and then a moment later.
-        share = (self.total - 1) / RANDOM_KILLS
+        # and then a moment later. Not in the last few, or the agent might be done by then.
+        share = max(1, self.total - 4) / RANDOM_KILLS
         self.due = deque(
             (int(share * (i + self.random.random())) + 1, self.random.uniform(0, 0.15)) for i in range(RANDOM_KILLS)
         )
@@ -159,8 +159,10 @@ class Driver:
                     if now - self.began > LIMIT:
                         raise Stopped(f"it took longer than {LIMIT:.0f} s; last seen: {self.at or 'a start'}")
                     if kill_at is None and self.at and self.due and len(self.digests) >= self.due[0][0]:
-                        kill_at, why = now + self.due.popleft()[1], "at random"
+                        kill_at, why = now + self.due[0][1], "at random"
                     if kill_at is not None and now >= kill_at:
+                        if why == "at random":
+                            self.due.popleft()  # not before: a held answer may come first, and this one is still to come then
                         return self._kill(agent, why)
                     wait = 0.25 if kill_at is None else kill_at - now
                     for key, _ in selector.select(max(0.0, wait)):

@@ -39,10 +39,10 @@ def test_quickstart(tmp_path):
 def test_quickstart_killed_at_many_moments(tmp_path):
     """It takes a few hundred milliseconds, so that these kills fall before, into and behind its work."""
     finished = False
-    for tenth in range(40):
+    for turn in range(25):
         with start("quickstart.py", cwd=tmp_path) as process:
             try:
-                process.communicate(timeout=0.1 + tenth * 0.02)
+                process.communicate(timeout=0.1 + turn * 0.03)
                 finished = process.returncode == 0
             except subprocess.TimeoutExpired:
                 process.kill()
