@@ -525,4 +525,20 @@ class _Closed:
 
 
 def _matches(metadata: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    return all(k in metadata and type(metadata[k]) is type(v) and metadata[k] == v for k, v in wanted.items())
+    return all(k in metadata and _same(metadata[k], v) for k, v in wanted.items())
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equal value of equal type, all the way down: ``[True]`` is not ``[1]``."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, dict):
+        # Keys of one value may differ in type too: {1: x} is not {True: x}.
+        return len(a) == len(b) and all(
+            any(_same(k, other) for other in b if other == k) and _same(v, b[k]) if k in b else False for k, v in a.items()
+        )
+    if isinstance(a, values.Tagged):
+        return a.tag == b.tag and a.name == b.name and _same(a.value, b.value)
+    return bool(a == b)

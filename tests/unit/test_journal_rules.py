@@ -102,7 +102,7 @@ def test_no_write_is_repeated_blindly_whatever_is_recorded(effect, status, past,
         row(status=status, effect=effect, result=result, policy=policy), past=past, answered=answered, now_us=0
     )
     assert action is not Action.EXECUTE
-    if effect == WRITE and status not in {"paused"}:
+    if effect == WRITE and status != "paused":
         assert action is not Action.REPEAT
     if status == "succeeded":
         assert action in {Action.REUSE, Action.LOST}
