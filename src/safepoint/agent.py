@@ -158,10 +158,14 @@ class Loop:
         try:
             outcome = yield from self._outcome()
         except BaseException as error:
-            ended = run._flow.ended
-            if ended is None and run._in_step and isinstance(error, Exception) and not isinstance(error, NO_FAULT_OF_THE_STEP):
+            public = run._public(error) or error  # before the leaf is tried, which may find the lease gone
+            if (
+                run._flow.ended is None
+                and run._in_step
+                and isinstance(error, Exception)
+                and not isinstance(error, NO_FAULT_OF_THE_STEP)
+            ):
                 yield from self._keep_failure(error)
-            public = run._public(error) or error
             yield from run._release(public)
             if public is error:
                 raise

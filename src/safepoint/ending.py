@@ -152,12 +152,11 @@ class Ending(Caller):
         """Leave a handle; returns the error that the ``with`` statement should raise instead of its own, if any."""
         if os.getpid() != self._pid:
             return None  # a forked child leaves the parent's run alone
-        ended = self._flow.ended
-        if ended is None and isinstance(error, Exception) and not isinstance(error, NO_FAULT_OF_THE_STEP):
+        public = self._public(error)  # before the leaf is tried, which may find the lease gone
+        if self._flow.ended is None and isinstance(error, Exception) and not isinstance(error, NO_FAULT_OF_THE_STEP):
             address = yield from self._failed(error)
             if address:
                 error.add_note(f"safepoint kept the failed step as {address}; resume goes on from the step before.")
-        public = self._public(error)
         yield from self._release(public)
         return None if public is error else public
 

@@ -202,7 +202,7 @@ class RunBase(Ending):
             return State(self.task_id)
         try:
             return State(self.task_id, agent_state=wanted())
-        except TypeError as error:
+        except Exception as error:
             raise UsageError(
                 f"task {self.task_id!r} is new, and its agent_state cannot be made",
                 f"state_type={wanted.__qualname__} does not work without arguments",

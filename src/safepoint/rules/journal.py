@@ -168,6 +168,8 @@ class StepJournal:
         """Served to nobody, and still a witness: a step that asked for one of these had gone on past what failed before."""
         self.earlier = set(self.rows)
         self.claimed: set[int] = set()
+        self.asked: set[int] = set()
+        """Claimed at some time in this attempt, also if it was offered again since."""
         self.busy: set[int] = set()
         self.scope = 0
         self.named: dict[tuple[int, str], tuple[int, bytes]] = {}
@@ -183,6 +185,7 @@ class StepJournal:
     def begun(self, r: Request, no: int) -> None:
         """The intent of a new call is written."""
         self.claimed.add(no)
+        self.asked.add(no)
         self.busy.add(no)
         if r.call_id is not None:
             self.named[r.scope, r.call_id] = (no, r.ident)
@@ -205,7 +208,7 @@ class StepJournal:
             r
             for n, r in sorted(self.rows.items())
             if n in self.earlier
-            and n not in self.claimed
+            and n not in self.asked
             and r.status == "succeeded"
             and r.effect in HAPPENS
             and (tool is None or r.tool == tool)
