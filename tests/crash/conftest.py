@@ -11,7 +11,16 @@ from tests.support.effects import Effects
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    made = Server("safepoint", "safepoint.aio", "safepoint.stores.sqlite", "tests.support.agents", "tests.support.effects")
+    made = Server(
+        "safepoint",
+        "safepoint.aio",
+        "safepoint.stores.sqlite",
+        "tests.support.agents",
+        "tests.support.effects",
+        "tests.support.races",
+        "tests.support.programs",
+        "tests.support.reasked",
+    )
     yield made
     made.close()
 

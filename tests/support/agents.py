@@ -211,10 +211,12 @@ def page(i: int, j: int, size: int) -> str:
     return f"{i}.{j}." + random.Random(f"{i}.{j}").randbytes(size // 2).hex()
 
 
-def saver(db: str, task: str, rounds: int, size: int, point: str = "", nth: int = 0, keep: int = 2) -> Counter[str]:
+def saver(
+    db: str, task: str, rounds: int, size: int, point: str = "", nth: int = 0, keep: int = 2, **options: Any
+) -> Counter[str]:
     """Save big states one after the other, each with new content; goes on from what is stored."""
     hits: Counter[str] = Counter()
-    with safepoint.open(f"sqlite:///{db}", retention=Retention(keep_latest=keep)) as cp:
+    with safepoint.open(f"sqlite:///{db}", retention=Retention(keep_latest=keep), **options) as cp:
         kill_at(point, nth) if point else count_points(hits)
         state = cp.load_latest(task) or State(task)
         for i in range(state.agent_state.get("i", 0) + 1, rounds + 1):

@@ -25,14 +25,16 @@ _SIZE = struct.Struct(">I")
 
 
 class Channel:
-    """Pickled messages over a stream socket."""
+    """Pickled messages over a stream socket: a bare descriptor, as a socket object that a failed test leaves behind warns."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
+        self.fd = sock.detach()
 
     def send(self, message: Any) -> None:
         body = pickle.dumps(message)
-        self.sock.sendall(_SIZE.pack(len(body)) + body)
+        data = memoryview(_SIZE.pack(len(body)) + body)
+        while data:
+            data = data[os.write(self.fd, data) :]
 
     def receive(self) -> Any:
         """The next message. EOFError when the other side is gone, in the middle of one too."""
@@ -42,7 +44,7 @@ class Channel:
         data = bytearray()
         while len(data) < size:
             try:
-                part = self.sock.recv(size - len(data))
+                part = os.read(self.fd, size - len(data))
             except ConnectionResetError:
                 part = b""
             if not part:
@@ -51,10 +53,19 @@ class Channel:
         return bytes(data)
 
     def ready(self, timeout: float) -> bool:
-        return bool(select.select([self.sock], [], [], timeout)[0])
+        return bool(select.select([self.fd], [], [], timeout)[0])
+
+    def whole(self) -> socket.socket:
+        """Another descriptor of the same socket, as an object, to send descriptors through."""
+        return socket.socket(fileno=os.dup(self.fd))
 
     def close(self) -> None:
-        self.sock.close()
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class ChildError(AssertionError):
@@ -113,8 +124,9 @@ class Child:
     # -- signals
 
     def signal(self, number: int) -> None:
+        # Through its parent, which may live in a pid namespace where numbers mean others than here.
         assert self._status is None
-        os.kill(self.pid, number)
+        self._server.ask("signal", self.pid, number)
 
     def kill(self) -> None:
         """SIGKILL, and the end waited for."""
@@ -173,9 +185,9 @@ class Server:
 
     def start(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Child:
         mine, its = socket.socketpair()
-        with its:
+        with its, self._channel.whole() as control:
             self._channel.send(("start", fn.__module__, fn.__qualname__, args, kwargs))
-            socket.send_fds(self._channel.sock, [b"."], [its.fileno()])
+            socket.send_fds(control, [b"."], [its.fileno()])
             pid = self._channel.receive()
         return Child(self, pid, Channel(mine), f"{fn.__qualname__}{args}")
 
@@ -253,7 +265,12 @@ def main() -> None:
                 control.send(os.waitstatus_to_exitcode(os.waitpid(rest[0], 0)[1]))
                 living.discard(rest[0])
                 continue
-            _, fds, _, _ = socket.recv_fds(control.sock, 1, 1)
+            if what == "signal":
+                os.kill(*rest)
+                control.send(None)
+                continue
+            with control.whole() as whole:
+                _, fds, _, _ = socket.recv_fds(whole, 1, 1)
             sock = socket.socket(fileno=fds[0])
             pid = os.fork()
             if not pid:
