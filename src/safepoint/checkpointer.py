@@ -216,7 +216,8 @@ class Checkpointer(JournalVerbs, KeepingVerbs):
         if kind not in KINDS:
             raise UsageError(f"there is no kind {kind!r}", "", f"Use one of {', '.join(KINDS)}.")
         if label is not None:
-            check_id(label, "label")
+            # A StrEnum is a natural label; what is stored is its text.
+            label = check_id(str.__str__(label) if isinstance(label, str) else label, "label")
         if self.state_type is not None and not isinstance(state.agent_state, self.state_type):
             raise InvalidState(
                 f"agent_state is a {type(state.agent_state).__qualname__}",

@@ -369,7 +369,7 @@ class RunBase(Ending):
     def milestone(self, label: str) -> None:
         """Mark the save at this step's end as a milestone, which retention keeps."""
         self._check()
-        self._mark = check_id(label, "a milestone's label")
+        self._mark = check_id(str.__str__(label) if isinstance(label, str) else label, "a milestone's label")
 
     # -- ending a step
 
