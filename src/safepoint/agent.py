@@ -65,8 +65,10 @@ class Job:
     # -- input and turns
 
     def prepare(self, cp: Checkpointer) -> Prepare:
-        # Now, before the task is taken: a job that cannot be stored leaves nothing behind.
+        # Now, before the task is taken: a job that cannot be stored, or has no place, leaves nothing behind.
         data = values.encode(self.input, cp.registry, path="input")
+        if cp.state_type not in (None, dict):
+            self.begin_turn(State("", agent_state=None), Control(), "", self.input)
 
         def begin(state: State, control: Control) -> TaskPatch:
             self.begin_turn(state, control, self.turn or "", self.input)
