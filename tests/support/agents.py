@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import safepoint
@@ -105,7 +104,9 @@ def working_step(run: Any) -> None:
     for i, name in enumerate(names):
         if not name.endswith("+"):
             key = f"{task}/{n}/{i}"
+            _calling[:] = [name]
             value = got(key, run.call(TOOLS[name], key))
+            _calling[:] = []
             run.state.messages.append({"role": "tool", "key": key, "content": value})
     if many:
         for (key, _), value in zip(many, run.call_many([t.bind(key) for key, t in many]), strict=True):
@@ -119,22 +120,22 @@ class _Tells:
         tell("saved", run.task_id, checkpoint.seq, checkpoint.step)
 
 
-def _armed(point: str, nth: int) -> Callable[[str], None]:
+_calling: list[str] = []
+"""The tool that the step is calling, if it is one alone."""
+
+
+def kill_at(point: str, nth: int, during: str = "") -> None:
+    """Die when the library reaches this point for the nth time; with ``during``, in calls of this tool."""
     hits: Counter[str] = Counter()
     lock = threading.Lock()
 
     def hook(name: str) -> None:
         with lock:
-            hits[name] += 1
+            hits[name] += not during or _calling == [during]
             if name == point and hits[name] == nth:
                 die()
 
-    return hook
-
-
-def kill_at(point: str, nth: int) -> None:
-    """Die when the library reaches this point for the nth time."""
-    _probe.hook = _armed(point, nth)
+    _probe.hook = hook
 
 
 def count_points(into: Counter[str]) -> None:
@@ -171,12 +172,12 @@ def told(outcome: safepoint.Outcome) -> dict[str, Any]:
 
 
 def work(
-    db: str, task: str, world: World, point: str = "", nth: int = 0, **options: Any
+    db: str, task: str, world: World, point: str = "", nth: int = 0, during: str = ""
 ) -> tuple[dict[str, Any], Counter[str]]:
     """Run PROGRAM for one task, dying at a point if one is named. Returns the outcome and how often points were reached."""
     hits: Counter[str] = Counter()
-    with open_here(db, world, (task,), **options) as cp:
-        kill_at(point, nth) if point else count_points(hits)
+    with open_here(db, world, (task,)) as cp:
+        kill_at(point, nth, during) if point else count_points(hits)
         outcome = safepoint.run_agent(working_step, task_id=task, input="work", store=cp, hooks=[_Tells()])
     return told(outcome), hits
 

@@ -126,7 +126,7 @@ class Child:
     def signal(self, number: int) -> None:
         # Through its parent, which may live in a pid namespace where numbers mean others than here.
         assert self._status is None
-        self._server.ask("signal", self.pid, number)
+        self._server.ask("signal", self.pid, int(number))
 
     def kill(self) -> None:
         """SIGKILL, and the end waited for."""

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import safepoint
-from safepoint import Conflict, Done, LeaseHeld, NotDone, Retention, RunEnded, SafepointError, State, tool
+from safepoint import Conflict, Done, LeaseHeld, NotDone, Retention, RunEnded, SafepointError, State, _probe, tool
 from tests.support import agents
 from tests.support.agents import SETTLE, open_here, told, world_of
 from tests.support.children import hear, tell
@@ -167,6 +167,19 @@ def one_write(db: str, task: str, world: Any, name: str, steal: bool = False) ->
             return told(safepoint.run_agent(step, task_id=task, input="go", store=cp, steal=steal))
         except SafepointError as error:
             return {"status": "raised", "error": name_of(error)}
+
+
+def stands_at(db: str, task: str, world: Any, name: str, point: str) -> dict[str, Any]:
+    """The same agent, which stands still at a named point of its first call until it is told to go on."""
+
+    def hook(reached: str) -> None:
+        if reached == point:
+            _probe.hook = None
+            tell("stands")
+            hear()
+
+    _probe.hook = hook
+    return one_write(db, task, world, name)
 
 
 # -- tools that take long
