@@ -259,6 +259,25 @@ def test_eight_processes_save_one_task(server: Server, db: str) -> None:
 
 
 @pytest.mark.scaled
+def test_savers_and_sweepers_of_one_task(server: Server, db: str) -> None:
+    """Objects that one save lets go of come back in another, staged or not, while two processes sweep: all can be loaded."""
+    count = scale(60, 600)
+    savers = [server.start(races.replacing, db, "t", count, i) for i in range(4)]
+    sweepers = [server.start(races.sweeping, db, "t") for _ in range(2)]
+    begin([*savers, *sweepers])
+    results = [child.result() for child in savers]
+    for child in sweepers:
+        child.say("stop")
+    assert sum(child.result() for child in sweepers) > 0
+    assert sum(landed + conflicts for landed, conflicts in results) == 4 * count
+    with safepoint.open(f"sqlite:///{db}") as cp:
+        headers = cp.list_checkpoints("t")
+        assert headers[0].seq == sum(landed for landed, _ in results)
+        for h in headers:
+            cp.load("t", seq=h.seq)
+
+
+@pytest.mark.scaled
 def test_a_listing_left_half_read_holds_nothing_up(server: Server, db: str) -> None:
     with safepoint.open(f"sqlite:///{db}", retention=Retention.keep_all()) as cp:
         for name in ("t", "other"):

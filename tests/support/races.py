@@ -275,6 +275,41 @@ def together(db: str, task: str, count: int) -> tuple[list[int], int]:
     return seqs, conflicts
 
 
+def replacing(db: str, task: str, count: int, me: int) -> tuple[int, int]:
+    """Save one task against others, with retention: parts are replaced, shared, and come back. Returns landed, conflicts."""
+    landed = conflicts = 0
+    rng = random.Random(me)
+    with safepoint.open(f"sqlite:///{db}", retention=Retention(keep_latest=2)) as cp:
+        tell("ready")
+        hear()
+        for _ in range(count):
+            state = cp.load_latest(task) or State(task)
+            # A few contents only, so that what one save drops another brings back; large enough to be sent ahead, or small.
+            size = rng.choice([20_000, 300_000])
+            for _ in range(6):
+                at = rng.randrange(len(state.messages) + 1)
+                state.messages[at : at + rng.randint(1, 2)] = [agents.page(rng.randrange(8), 0, size)]
+            del state.messages[12:]
+            try:
+                cp.save(state)
+                landed += 1
+            except Conflict:
+                conflicts += 1
+    return landed, conflicts
+
+
+def sweeping(db: str, task: str) -> int:
+    """Clean up and look at what is left, until told to stop."""
+    swept = 0
+    with safepoint.open(f"sqlite:///{db}") as cp:
+        tell("ready")
+        hear()
+        while not _told_to_stop():
+            if cp.load_latest(task) is not None:
+                swept += len(cp.cleanup(task, keep_latest=1).deleted)
+    return swept
+
+
 def half_reader(db: str, task: str) -> list[int]:
     """Read the first page of two listings, stand still while others save, read on when told."""
     with safepoint.open(f"sqlite:///{db}") as cp:
