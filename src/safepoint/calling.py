@@ -350,7 +350,7 @@ class Flow(FlowBase):
     def _result(self, asked: _Asked, row: CallRow, value: Any) -> tuple[CallRow, Sequence[Any]]:
         after = replace(row, status="succeeded", finished_at=to_us(now()), error=None)
         try:
-            packed = states.pack_values({"": value}, self.cp.registry, None, f"result of {row.tool}")
+            packed = states.pack_values({"result": value}, self.cp.registry, None, "")
         except RefusedType as error:
             return replace(after, error=error_record(error)), ()
         if asked.tool.policy.model:

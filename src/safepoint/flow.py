@@ -137,7 +137,7 @@ class FlowBase:
         if not rows or rows[0].result is None:
             raise lost_error(self.task, row)
         rows[0].check(self.task, f"call {row.no}")
-        return states.unpack_values(rows[0].result, rows[0].result_refs, objects, self.cp.registry)[""]
+        return states.unpack_values(rows[0].result, rows[0].result_refs, objects, self.cp.registry)["result"]
 
     # -- unknown outcomes
 
@@ -205,7 +205,7 @@ class FlowBase:
         objects: Sequence[Any] = ()
         if s.status == "succeeded":
             try:
-                packed = states.pack_values({"": s.result}, self.cp.registry, None, f"verified result of {row.tool}")
+                packed = states.pack_values({"result": s.result}, self.cp.registry, None, "")
                 after, objects = replace(after, result=packed.data, result_refs=packed.refs, error=None), packed.new
             except RefusedType as error:
                 after = replace(after, error=error_record(error))

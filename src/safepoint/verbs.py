@@ -91,7 +91,7 @@ class JournalVerbs:
             )
         packed = None
         if isinstance(verdict, Done):
-            packed = states.pack_values({"": verdict.result}, self.registry, None, "result")
+            packed = states.pack_values({"result": verdict.result}, self.registry, None, "")
             row = replace(row, status="succeeded", result=packed.data, result_refs=packed.refs, not_done=False)
         else:
             row = replace(row, status="failed", not_done=True)

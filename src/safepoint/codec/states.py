@@ -219,7 +219,7 @@ def call(task: str, row: CallRow, objects: Mapping[bytes, Obj] | None, registry:
     if objects is not None:
         arguments = unpack_values(row.args, row.args_refs, objects, registry)
         if row.result is not None:
-            result = unpack_values(row.result, row.result_refs, objects, registry)[""]
+            result = unpack_values(row.result, row.result_refs, objects, registry)["result"]
     policy = msgspec.msgpack.decode(row.policy) if row.policy else {}
     return Call(
         task_id=task,
