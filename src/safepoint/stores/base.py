@@ -25,6 +25,7 @@ from safepoint.rows import (
     LeaseRow,
     PauseRow,
     Pruned,
+    TaskPatch,
     TaskRow,
 )
 
@@ -137,8 +138,8 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def release(self, task: str, grant: Grant, patch: Any = None) -> None:
-        """Give the lease back, setting ``patch`` (a TaskPatch) in the same step. No error if it is no longer ours."""
+    def release(self, task: str, grant: Grant, patch: TaskPatch | None = None) -> None:
+        """Give the lease back, setting ``patch`` in the same step. No error if it is no longer ours."""
 
     @abstractmethod
     def abandon(self, task: str, grant: Grant) -> None:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from safepoint.errors import Conflict, LeaseHeld, LeaseLost, NotFound, UsageError
+from safepoint.errors import UsageError
 from safepoint.model import Finding, Obj, check_id
 from safepoint.rows import (
     BranchRow,
@@ -35,6 +35,8 @@ from safepoint.rows import (
     TaskPatch,
     TaskRow,
 )
+from safepoint.stores import holder as people
+from safepoint.stores import refusals
 from safepoint.stores.base import Store
 
 __all__ = ["MemoryStore"]
@@ -125,14 +127,17 @@ class MemoryStore(Store):
         new = commit.checkpoint
         with self._locked(commit.task) as (data, task):
             if task is not None and new is not None and (there := task.ids.get((new.space, commit.id))) is not None:
-                return _existing(task, task.checkpoints[there], commit, new)
+                row, at = task.checkpoints[there], task.branches.get((new.space, new.branch))
+                head = None if at is None else at.head
+                return refusals.existing(commit, head, there, row.branch, row.parent_seq, row.digest)
             if task is None:
                 if new is None or commit.guard is not None:
-                    raise _no_task(commit.task)
+                    raise refusals.no_task(commit.task)
                 task = _Task(TaskRow(task=commit.task, created_at=_now()))
             if commit.guard is not None:
                 if not _matches(data, task, commit.guard):
-                    raise _lost(commit.task, commit.guard, task.lease)
+                    live = task.lease if task.lease is not None and task.lease.state == "held" else None
+                    raise refusals.lost(commit.task, commit.guard, None if live is None else live.fence)
             elif not commit.anyway:
                 _refuse_if_held(data, task)
             if new is None and task.last is not None and task.last[0] == commit.id:
@@ -339,36 +344,18 @@ class MemoryStore(Store):
 # -- one commit
 
 
-def _existing(task: _Task, there: CheckpointRow, commit: Commit, new: CheckpointRow) -> Committed:
-    if (there.branch, there.parent_seq, there.digest) != (new.branch, new.parent_seq, new.digest):
-        raise UsageError(
-            f"checkpoint id {commit.id!r} of task {commit.task!r} is taken",
-            "another state was saved under it",
-            "Use a new id for each checkpoint.",
-            task=commit.task,
-            id=commit.id,
-        )
-    at = task.branches.get((there.space, there.branch))
-    return Committed(there.seq, None if at is None else at.head, True)
-
-
 def _write(data: _Data, task: _Task, commit: Commit) -> Committed:
     new = commit.checkpoint
     at = None
     if new is not None:
         at = task.branches.get((new.space, new.branch))
-        if (None if at is None else at.head) != commit.expect:
-            raise _moved(commit, new, at)
+        head = None if at is None else at.head
+        if head != commit.expect:
+            raise refusals.moved(commit, head)
     if (on := commit.stands_on) is not None:
         base = task.checkpoints.get(on.seq)
         if base is None or base.id != on.id:
-            raise NotFound(
-                f"checkpoint {commit.task}@{on.seq} is gone",
-                "this commit stands on it",
-                "Load the task again; nothing was written.",
-                task=commit.task,
-                seq=on.seq,
-            )
+            raise refusals.gone(commit.task, on)
     no, position, pause_no = task.no, task.position, task.pause_no
     calls: dict[int, CallRow] = {}
     for write in commit.calls:
@@ -438,15 +425,9 @@ def _stamped(write: CallWrite, row: CallRow, position: int) -> CallRow:
 
 def _compare(task: str, kind: str, row: CallRow | PauseRow, there: CallRow | PauseRow | None) -> None:
     if there is None:
-        raise NotFound(f"{kind} {row.no} of task {task!r} does not exist", task=task, row=f"{kind} {row.no}")
+        raise refusals.no_row(task, kind, row.no)
     if there.version != row.version:
-        raise Conflict(
-            f"{kind} {row.no} of task {task!r} has changed",
-            f"it is at version {there.version}, not {row.version}",
-            "Read it again; nothing was written.",
-            task=task,
-            row=f"{kind} {row.no}",
-        )
+        raise refusals.changed(task, kind, row.no, there.version, row.version)
 
 
 def _patched(row: TaskRow, patch: TaskPatch | None) -> TaskRow:
@@ -529,38 +510,7 @@ def _matches(data: _Data, task: _Task, guard: Guard) -> bool:
 
 def _refuse_if_held(data: _Data, task: _Task) -> None:
     if _held(data, task) and task.lease is not None:
-        raise LeaseHeld(
-            f"task {task.row.task!r} is held by a live run",
-            "a run of this process has it",
-            "Wait until it ends, or take it over with steal=True.",
-            task=task.row.task,
-            holder=task.lease.holder,
-            stopped=False,
-        )
-
-
-def _lost(task: str, guard: Guard, lease: LeaseRow | None) -> LeaseLost:
-    now = "nobody holds it" if lease is None or lease.state != "held" else f"the fence is {lease.fence}"
-    return LeaseLost(
-        f"the hold of task {task!r} with fence {guard.fence} is over", now, "Resume the task; nothing was written.", task=task
-    )
-
-
-def _no_task(task: str) -> NotFound:
-    return NotFound(f"task {task!r} does not exist", "", "Save a checkpoint of it first.", task=task)
-
-
-def _moved(commit: Commit, new: CheckpointRow, at: BranchRow | None) -> Conflict:
-    where = "it does not exist" if at is None else f"it stands at {at.head.seq}"
-    wanted = "a new branch was expected" if commit.expect is None else f"{commit.expect.seq} was expected"
-    return Conflict(
-        f"branch {new.branch!r} of task {commit.task!r} has moved",
-        f"{where}, {wanted}",
-        "Load it again; nothing was written.",
-        task=commit.task,
-        branch=new.branch,
-        head=None if at is None else at.head.seq,
-    )
+        raise people.lease_held(task.row.task, task.lease.holder, task.lease.acquired_at)
 
 
 def _now() -> int:

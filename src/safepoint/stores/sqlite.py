@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import apsw
 
 from safepoint import _probe
-from safepoint.errors import Conflict, NotFound, SafepointError, Unavailable, UsageError
+from safepoint.errors import SafepointError, Unavailable, UsageError
 from safepoint.model import Finding, Obj, check_id
-from safepoint.rows import CallRow, CheckpointRow, Commit, Committed, Guard, Head, PauseRow, Pruned
-from safepoint.stores import sqlite_check, sqlite_rows, sqlite_sweep
+from safepoint.rows import CallRow, Commit, Committed, Guard, Head, PauseRow, Pruned
+from safepoint.stores import refusals, sqlite_check, sqlite_rows, sqlite_sweep
 from safepoint.stores.base import Durability, Store
 from safepoint.stores.oslock import Claim, LockFile
 from safepoint.stores.sqlite_db import CommitFailed, Connection, Database, sql, translate
@@ -139,7 +139,7 @@ class SQLiteStore(Leases, Reads, Store):
             with self._db.writing(True) as conn:
                 look = self._find(conn, task)
                 if look is None:
-                    raise _no_task(task)
+                    raise refusals.no_task(task)
                 self._check_guard(task, guard, look)
                 self._compare(conn, task, look.n, "call", call, {})
                 mark = secrets.token_hex(16)
@@ -203,7 +203,7 @@ class SQLiteStore(Leases, Reads, Store):
         if look is not None:
             return look
         if commit.checkpoint is None or commit.guard is not None:
-            raise _no_task(commit.task)
+            raise refusals.no_task(commit.task)
         conn.rows(self._sql["new_task"], (commit.task, now()))
         return self._look(conn, commit)
 
@@ -228,16 +228,16 @@ class SQLiteStore(Leases, Reads, Store):
             if new is None and look.last_commit == commit.id:
                 return self._repeated(conn, look, commit)
             if new is not None and at != commit.expect:
-                raise _moved(commit, new, at)
+                raise refusals.moved(commit, at)
             if (on := commit.stands_on) is not None and conn.rows(self._sql["id_at"], (key(n, on.seq),)) != [(on.id,)]:
-                raise _gone(task, on)
+                raise refusals.gone(task, on)
             if new is not None and at is None and (there := self._same_id(conn, n, commit)):
-                return _existing(commit, new, there[0], at)
+                return refusals.existing(commit, at, *there[0])
         except SafepointError:
             # Whether the same commit has landed before comes first, by the contract; but only what would be refused, or
             # begins a branch, can have: a head that stands where it is expected has not been moved by this commit.
             if new is not None and (there := self._same_id(conn, n, commit)):
-                return _existing(commit, new, there[0], at)
+                return refusals.existing(commit, at, *there[0])
             raise
 
         size = self._put_objects(conn, n, commit.objects, stage)
@@ -278,7 +278,7 @@ class SQLiteStore(Leases, Reads, Store):
                 put(PUT_CHECKPOINT, record)
             except apsw.ConstraintError:
                 # A failure leaf that is saved again, or an id that another state has: its branch stands where it did.
-                raise _Landed(_existing(commit, new, self._same_id(conn, n, commit)[0], at)) from None
+                raise _Landed(refusals.existing(commit, at, *self._same_id(conn, n, commit)[0])) from None
             size += _bytes(record)
             if commit.moves_head:
                 head = Head(seq, commit.id)
@@ -324,16 +324,10 @@ class SQLiteStore(Leases, Reads, Store):
         else:
             found = conn.rows(f"SELECT version FROM sp_{kind}s WHERE k = ?", (key(n, row.no),))
             if not found:
-                raise NotFound(f"{kind} {row.no} of task {task!r} does not exist", task=task, row=f"{kind} {row.no}")
+                raise refusals.no_row(task, kind, row.no)
             version = found[0][0]
         if version != row.version:
-            raise Conflict(
-                f"{kind} {row.no} of task {task!r} has changed",
-                f"it is at version {version}, not {row.version}",
-                "Read it again; nothing was written.",
-                task=task,
-                row=f"{kind} {row.no}",
-            )
+            raise refusals.changed(task, kind, row.no, version, row.version)
 
     def _repeated(self, conn: Connection, look: _Look, commit: Commit) -> Committed:
         """Answer a commit without a checkpoint that was the last to land on its task: with its rows as they are."""
@@ -466,45 +460,6 @@ class SQLiteStore(Leases, Reads, Store):
             claim.free()
         self._claims.clear()
         self._locks.close()
-
-
-def _existing(commit: Commit, new: CheckpointRow, there: tuple[Any, ...], at: Head | None) -> Committed:
-    seq, *same = there
-    if same != [new.branch, new.parent_seq, new.digest]:
-        raise UsageError(
-            f"checkpoint id {commit.id!r} of task {commit.task!r} is taken",
-            "another state was saved under it",
-            "Use a new id for each checkpoint.",
-            task=commit.task,
-            id=commit.id,
-        )
-    return Committed(seq, at, True)
-
-
-def _no_task(task: str) -> NotFound:
-    return NotFound(f"task {task!r} does not exist", "", "Save a checkpoint of it first.", task=task)
-
-
-def _gone(task: str, on: Head) -> NotFound:
-    return NotFound(
-        f"checkpoint {task}@{on.seq} is gone", "this commit stands on it", "Load the task again; nothing was written.",
-        task=task, seq=on.seq,
-    )  # fmt: skip
-
-
-def _moved(commit: Commit, new: CheckpointRow, at: Head | None) -> Conflict:
-    where = "it does not exist" if at is None else f"it stands at {at.seq}"
-    wanted = "a new branch was expected" if commit.expect is None else f"{commit.expect.seq} was expected"
-    if at is not None and commit.expect is not None and at.seq == commit.expect.seq:
-        wanted += ", with another id"
-    return Conflict(
-        f"branch {new.branch!r} of task {commit.task!r} has moved",
-        f"{where}, {wanted}",
-        "Load it again; nothing was written.",
-        task=commit.task,
-        branch=new.branch,
-        head=None if at is None else at.seq,
-    )
 
 
 def _stamp(stamp: str, position: int) -> dict[str, int]:

@@ -11,10 +11,11 @@ import time
 from typing import Protocol
 
 from safepoint import _probe
-from safepoint.errors import LeaseLost, SafepointError, Unavailable
+from safepoint.errors import SafepointError, Unavailable
 from safepoint.model import check_id
 from safepoint.rows import Grant, Guard, TaskPatch
 from safepoint.stores import holder as people
+from safepoint.stores import refusals
 from safepoint.stores.oslock import Claim, LockFile
 from safepoint.stores.sqlite_db import CommitFailed, Connection, Database, sql
 
@@ -50,13 +51,7 @@ class Leases:
 
     def _check_guard(self, task: str, guard: Guard, look: Claimed) -> None:
         if (look.fence, look.token, look.state) != (*guard, "held") or not self._locks.is_held(look.lease_id or 0):
-            now = "nobody holds it" if look.state != "held" or look.fence == guard.fence else f"the fence is {look.fence}"
-            raise LeaseLost(
-                f"the hold of task {task!r} with fence {guard.fence} is over",
-                now,
-                "Resume the task; nothing was written.",
-                task=task,
-            )
+            raise refusals.lost(task, guard, look.fence if look.state == "held" else None)
 
     def _refuse_if_held(
         self, task: str, state: str | None, lease_id: int | None, holder: bytes | None, acquired_at: int | None

@@ -36,7 +36,7 @@ class LeaseTests:
         before = dump(store)
         with pytest.raises(LeaseHeld) as caught:
             store.acquire("task", b"other")
-        assert caught.value.details["holder"]
+        assert caught.value.details["holder"] == {"pid": 1}
         assert caught.value.details["stopped"] is False
         assert dump(store) == before
         assert store.holds("task", grant.guard)
