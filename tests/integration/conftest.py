@@ -5,6 +5,7 @@ import uuid
 import pytest
 
 import safepoint
+from tests.support.runs import World
 
 STORES = ("memory", "sqlite")
 
@@ -29,3 +30,8 @@ def cp(url):
 def sqlite(tmp_path):
     with safepoint.open(f"sqlite:///{tmp_path}/agent.db") as opened:
         yield opened
+
+
+@pytest.fixture
+def world():
+    return World()

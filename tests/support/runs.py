@@ -1,13 +1,16 @@
-"""Runs that end as by a death, and a store that fails when told to. No mocked crash: real ones are in tests/crash."""
+"""A world to act on, runs that end as by a death, and a store that fails when told to. Real crashes are in tests/crash."""
 
 import contextlib
 import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from safepoint import NotDone, tool
 from safepoint.stores.base import Store
 
-__all__ = ["Death", "Failing", "died"]
+__all__ = ["CANARY", "Death", "Failing", "NotStorable", "World", "declare", "died", "statuses"]
+
+CANARY = "c4n4ry"
 
 
 class Death(BaseException):
@@ -67,3 +70,47 @@ for _name in dir(Store):
 for _name in ("url", "timeout", "durability", "persistent", "chunked", "transactional_tools", "ttl", "multi_host"):
     setattr(Failing, _name, property(lambda self, n=_name: getattr(self.inner, n)))
 Failing.__abstractmethods__ = frozenset()
+
+
+class World:
+    """What happened outside, and what happens next: an exception to raise, or a value to return."""
+
+    def __init__(self):
+        self.log = []
+        self.next = []
+        self.says = NotDone()
+        self.asked = []
+
+    def act(self, *what):
+        self.log.append(what)
+        outcome = self.next.pop(0) if self.next else f"done {len(self.log)}"
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def verify(self, call):
+        self.asked.append(call)
+        if isinstance(self.says, BaseException):
+            raise self.says
+        return self.says
+
+
+def declare(world, effect="write", *, name=None, verify=False, **options):
+    if verify:
+        options["verify"] = world.verify
+        options.setdefault("settle_after", 0)
+
+    @tool(effect=effect, name=name or f"test-{effect}", **options)
+    def act(x=0, *more):
+        return world.act(x, *more)
+
+    return act
+
+
+def statuses(cp, task="t"):
+    return [c.status for c in cp.calls(task)]
+
+
+class NotStorable:
+    def __repr__(self):
+        return CANARY
