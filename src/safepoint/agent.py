@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from safepoint.codec import values
 from safepoint.codec.states import Control
-from safepoint.ending import NO_FAULT_OF_THE_STEP, EndedAs
-from safepoint.errors import DecisionNeeded, InDoubt, RunEnded, UsageError
-from safepoint.model import Call, Outcome, Pause, State, StepResult, check_id, new_id
+from safepoint.ending import NO_FAULT_OF_THE_STEP
+from safepoint.errors import Conflict, DecisionNeeded, InDoubt, LeaseHeld, NotFound, RunEnded, UsageError
+from safepoint.model import Call, Outcome, Pause, Recovery, State, StepResult, check_id, new_id
 from safepoint.rows import Commit, TaskPatch
 from safepoint.rules import journal
 from safepoint.run import Run
@@ -142,7 +143,10 @@ def stored(cp: Checkpointer, task: str, job: Job) -> Outcome | None:
         return None
     if turn is state._base.control.turns[-1] and cp.status(task).status == "interrupted":
         # The process died after the last save and before it let go: what is stored says that the task is done.
-        cp.store.commit(Commit(task=task, id=new_id(), anyway=True, patch=TaskPatch(status="finished", reason="")))
+        # Unless somebody has taken the task meanwhile: then it is theirs to say.
+        with contextlib.suppress(Conflict, LeaseHeld, NotFound):
+            patch = TaskPatch(status="finished", reason="")
+            cp.store.commit(Commit(task=task, id=new_id(), stands_on=state._base.head, patch=patch))
     return outcome_of(task, state, turn)
 
 
@@ -172,7 +176,7 @@ class Loop:
             if public is error:
                 raise
             raise public from error
-        yield from run._release(EndedAs(outcome.status))
+        yield from run._release(None, outcome.status)
         return outcome
 
     def _keep_failure(self, error: Exception) -> Script[None]:
@@ -204,28 +208,23 @@ class Loop:
                     return Outcome(run.task_id, name, "out_of_steps", None, run.state, run.state.step, run.recovery)
                 try:
                     yield from self._step()
-                except RunEnded:
-                    pass
+                except RunEnded as own:
+                    if own is not run._flow.ended:
+                        raise  # the end of another run that the step holds is an error of the step
                 except Exception:
                     if run._flow.ended is None:
                         raise  # else it is what the step made of the end of its run
                 ended = run._flow.ended
                 if ended is not None:
                     if isinstance(ended.error, InDoubt | DecisionNeeded) and run._flow.interrupt is None:
-                        return self._waiting()
+                        outcome: Outcome = yield Io(lambda: waiting(run.cp, run.task_id, run.recovery))
+                        return outcome
                     raise ended
 
     def _open(self) -> bool:
         """Whether the last turn is under way."""
         turns = self.run._control.turns
         return bool(turns) and turns[-1][2] == "open"
-
-    def _waiting(self) -> Outcome:
-        run = self.run
-        calls = run.cp.calls(run.task_id, status="in_doubt")
-        pauses = run.cp.pauses(run.task_id)
-        turn = run._control.turns[-1][0] if run._control.turns else ""
-        return Outcome(run.task_id, turn, "waiting", None, run.state, run.state.step, run.recovery, (*calls, *pauses))
 
     def _save_rest(self) -> Script[None]:
         run = self.run
@@ -280,7 +279,8 @@ class Loop:
         for hook in self.job.hooks:
             method = getattr(hook, name, None)
             if method is not None:
-                given.append((yield Exec(method, args, {}, Current(self.run))))
+                here = Current(self.run, hook=name == "after_commit")
+                given.append((yield Exec(method, args, {}, here)))
         return given
 
 
@@ -357,10 +357,11 @@ def run_agent(
             cp.close()
 
 
-def waiting(cp: Checkpointer, task: str) -> Outcome:
-    """The outcome of a task that cannot go on before a person has settled its calls or answered its questions."""
+def waiting(cp: Checkpointer, task: str, recovery: Recovery | None = None) -> Outcome:
+    """The outcome of a task that cannot go on before a person has settled its calls or answered its questions. Its state is the
+    stored one: what the step has half done is no part of it."""
     state = cp.load_latest(task)
     assert state is not None
     turns = state._base.control.turns
     pending: tuple[Call | Pause, ...] = (*cp.calls(task, status="in_doubt"), *cp.pauses(task))
-    return Outcome(task, turns[-1][0] if turns else "", "waiting", None, state, state.step, state.recovery, pending)
+    return Outcome(task, turns[-1][0] if turns else "", "waiting", None, state, state.step, recovery, pending)

@@ -39,7 +39,7 @@ from safepoint.model import (
     new_id,
 )
 from safepoint.rules.planning import Plan
-from safepoint.script import Exec, Io, Op, Raised, Script, Sleep, Together
+from safepoint.script import Exec, Io, Op, Pass, Raised, Script, Sleep, Together
 from safepoint.session import RunBase
 from safepoint.stores.base import Store
 from safepoint.tools import Bound, Tool, is_async
@@ -79,13 +79,13 @@ class Offload:
             pool.shutdown(wait=True)
 
 
-async def settled(job: Future[T]) -> T:
-    """The outcome of a thread's work, waited for even through cancellation."""
+async def settled(job: Future[T], *, must: bool = False) -> T:
+    """The outcome of a thread's work, waited for even through cancellation; with ``must`` also if it was not begun yet."""
     waiter = asyncio.wrap_future(job)
     try:
         return await asyncio.shield(waiter)
     except asyncio.CancelledError:
-        if job.cancel():
+        if not must and job.cancel():
             raise
         while not job.done():
             try:
@@ -98,34 +98,71 @@ async def settled(job: Future[T]) -> T:
 
 
 async def drive_async(script: Script[T], offload: Offload) -> T:
-    """Do what the script asks for on this event loop, and return its result."""
+    """Do what the script asks for on this event loop, and return its result.
+
+    A cancellation that comes while a thread works waits for the thread, and is then put off until the script has recorded what
+    came of it: a tool that ran to its end must not become one whose outcome is unknown.
+    """
     value: Any = None
     error: BaseException | None = None
+    cancelled: asyncio.CancelledError | None = None
     while True:
         try:
             op = script.send(value) if error is None else script.throw(error)
         except StopIteration as stop:
+            if cancelled is not None:
+                raise cancelled from None
             return stop.value  # type: ignore[no-any-return]
         value = error = None
+        if cancelled is not None and not (isinstance(op, Io) and op.must):
+            error, cancelled = cancelled, None
+            continue
         try:
             value = await _perform(op, offload)
+        except _Late as late:
+            cancelled = late.cancelled
+            try:
+                value = late.job.result()
+            except BaseException as raised:
+                error = raised
         except BaseException as caught:
             error = caught
+
+
+class _Late(BaseException):
+    """Work came to its end although this cancellation was raised while it was waited for."""
+
+    def __init__(self, cancelled: asyncio.CancelledError, job: Future[Any]) -> None:
+        super().__init__()
+        self.cancelled = cancelled
+        self.job = job
 
 
 async def _perform(op: Op, offload: Offload) -> Any:
     match op:
         case Io():
-            return await offload(op.fn)
+            job = offload.submit(op.fn)
+            return await _finishing(job, must=op.must)
         case Exec():
             if op.is_async:
                 return await op.arun()
             return await _in_thread(op)
         case Sleep():
             return await asyncio.sleep(op.seconds)
+        case Pass():
+            return None
         case Together():
             return await _together(op, offload)
     raise AssertionError(op)
+
+
+async def _finishing(job: Future[Any], *, must: bool) -> Any:
+    try:
+        return await settled(job, must=must)
+    except asyncio.CancelledError as cancelled:
+        if must and job.done() and not job.cancelled():
+            raise _Late(cancelled, job) from None
+        raise
 
 
 async def _in_thread(op: Exec) -> Any:
@@ -149,7 +186,7 @@ async def _in_thread(op: Exec) -> Any:
     # A thread must not raise StopIteration into a future: asyncio could not hand it on, and would wait for ever.
     job.set_running_or_notify_cancel()
     threading.Thread(target=work, name="safepoint-tool", daemon=True).start()
-    return await settled(job)
+    return await _finishing(job, must=True)
 
 
 async def _together(op: Together, offload: Offload) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,11 +27,11 @@ from safepoint.errors import (
 from safepoint.flow import FlowBase
 from safepoint.model import check_id, new_id, now, to_us
 from safepoint.replies import error_record, failed_error, get, in_doubt_error, lost_error, usage_of
-from safepoint.rows import CallRow, CallWrite, Commit, Committed
+from safepoint.rows import CallRow, CallWrite, Commit
 from safepoint.rules import journal
 from safepoint.rules.journal import Action, Found, Match, Request
-from safepoint.script import Exec, Io, Raised, Script, Sleep, Together
-from safepoint.tools import Bound, Tool
+from safepoint.script import Exec, Io, Pass, Raised, Script, Sleep, Together
+from safepoint.tools import Bound, Tool, sole
 
 _CANONICAL_LIMIT = 256 * 1024
 _CANONICAL_LIMIT_READ = 4 * 1024
@@ -40,7 +41,7 @@ not walked again at each call. For a write a miss is safe: it parks."""
 Validate = Callable[[Any], Any]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class _Asked:
     """A call as the step asked for it, with everything made ready."""
 
@@ -50,9 +51,12 @@ class _Asked:
     packed: Packed
     asked: int
     failures: int = 0
+    no: int | None = 0
+    """Number of its row; 0 until one is found or written, None where another call holds it."""
+    served: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Flow(FlowBase):
     """The calls of a run."""
 
@@ -65,6 +69,7 @@ class Flow(FlowBase):
                 "what a call does to the world must be declared",
                 "Decorate the function with @safepoint.tool or @safepoint.model.",
             )
+        sole(tool)
         if call_id is not None:
             check_id(call_id, "call_id")
         packed = states.pack_call(
@@ -98,9 +103,15 @@ class Flow(FlowBase):
         if self.unwritten:
             yield Io(self.flush)
         asked = self.ask(tool, arguments, call_id)
+        return (yield from self._serve(asked, self._match([asked])[0], validate))
+
+    def _match(self, asked: Sequence[_Asked]) -> list[Found]:
         with self.lock:
-            found = self.journal.match([asked.request])[0]
-        return (yield from self._serve(asked, found, validate))
+            found = self.journal.match([a.request for a in asked])
+        for a, f in zip(asked, found, strict=True):
+            if f.kind is not Match.NEW:
+                a.no = f.row.no if f.kind is Match.RECORDED and f.row is not None else None
+        return found
 
     def call_many(self, calls: Sequence[Bound], width: int, return_errors: bool) -> Script[list[Any]]:
         if type(width) is not int or width < 1:
@@ -114,9 +125,17 @@ class Flow(FlowBase):
         if self.unwritten:
             yield Io(self.flush)
         asked = [self.ask(c.tool, c.arguments, c.call_id) for c in calls]
-        with self.lock:
-            found = self.journal.match([a.request for a in asked])
-        outcomes = yield Together([self._serve(a, f, None) for a, f in zip(asked, found, strict=True)], width)
+        found = self._match(asked)
+        try:
+            outcomes = yield Together([self._serve(a, f, None) for a, f in zip(asked, found, strict=True)], width)
+        finally:
+            for a in asked:
+                if not a.served:
+                    self._over(a, delivered=False)
+        models = [a.no for a in asked if a.tool.policy.model and a.no]
+        if len(models) > 1:
+            # Nothing tells which of these replies a later call belongs to, and ids count within one.
+            self.journal.scope = -max(models)
         errors = [o.error for o in outcomes if isinstance(o, Raised)]
         # What ends the run, and interrupts, come before what a tool reported.
         for error in sorted(errors, key=lambda e: isinstance(e, Exception)):
@@ -141,7 +160,27 @@ class Flow(FlowBase):
 
     # -- serving
 
+    def _over(self, asked: _Asked, *, delivered: bool) -> None:
+        if asked.no is not None:
+            with self.lock:
+                self.journal.over(asked.request, asked.no, delivered=delivered)
+
     def _serve(self, asked: _Asked, found: Found, validate: Validate | None) -> Script[Any]:
+        """Answer a call. What it claims of the journal is given back unless its outcome has reached the step."""
+        asked.served = True
+        delivered = False
+        try:
+            value = yield from self._answer(asked, found, validate)
+            yield Pass()
+            delivered = True
+            return value
+        except CallFailed:
+            delivered = True
+            raise
+        finally:
+            self._over(asked, delivered=delivered)
+
+    def _answer(self, asked: _Asked, found: Found, validate: Validate | None) -> Script[Any]:
         tool, row = asked.tool, found.row
         self.check()
         if found.kind is Match.MISMATCH:
@@ -162,37 +201,34 @@ class Flow(FlowBase):
                 self._intent(asked, None),
                 status="in_doubt",
                 attempts=0,
-                reason=f"call {row.no} of the same tool happened with other arguments and was not asked for again",
+                reason=f"not sent: call {row.no} of the same tool happened with other arguments and was not asked for again",
             )
             done = yield Io(lambda: self.commit(self._calls(CallWrite(parked), objects=asked.packed.new)))
             self.end(in_doubt_error(self.task, done.calls[0]))
-        try:
-            while True:
-                past = self.later or (row is not None and self.journal.past(row))
-                match journal.decide(row, past=past, now_us=to_us(now())):
-                    case Action.REUSE if row is not None:
-                        value = yield Io(lambda row=row: self._recorded(row))  # type: ignore[misc]
-                        if tool.policy.model:
-                            self.journal.scope = row.no
-                        return value
-                    case Action.LOST if row is not None:
-                        raise lost_error(self.task, row)
-                    case Action.RAISE if row is not None:
-                        self.seen = max(self.seen, row.ended or 0)
-                        raise failed_error(row)
-                    case Action.PARK if row is not None and row.status != "started":
-                        self.end(in_doubt_error(self.task, row))
-                    case Action.VERIFY | Action.PARK if row is not None:
+        while True:
+            past = self.later or (row is not None and self.journal.past(row))
+            match journal.decide(row, past=past, now_us=to_us(now())):
+                case Action.REUSE if row is not None:
+                    value = yield Io(lambda row=row: self._recorded(row))  # type: ignore[misc]
+                    if tool.policy.model:
+                        self.journal.scope = row.no
+                    return value
+                case Action.LOST if row is not None:
+                    raise lost_error(self.task, row)
+                case Action.RAISE if row is not None:
+                    self.seen = max(self.seen, row.ended or 0)
+                    raise failed_error(row)
+                case Action.PARK if row is not None and row.status != "started":
+                    self.end(in_doubt_error(self.task, row))
+                case Action.VERIFY | Action.PARK if row is not None:
+                    try:
                         row = yield from self.settle(row, tool)
-                        if row.status == "in_doubt":
-                            self.end(in_doubt_error(self.task, row))
-                    case _:
-                        return (yield from self._execute(asked, row, validate))
-        finally:
-            with self.lock:
-                self.journal.not_begun(asked.request)
-                if row is not None and not any(r.no == row.no for _, r in self.unwritten):
-                    self.journal.busy.discard(row.no)
+                    except BaseException as error:
+                        self.left_open(row.no, error)
+                    if row.status == "in_doubt":
+                        self.end(in_doubt_error(self.task, row))
+                case _:
+                    return (yield from self._execute(asked, row, validate))
 
     # -- executing
 
@@ -229,76 +265,82 @@ class Flow(FlowBase):
 
     def _execute(self, asked: _Asked, row: CallRow | None, validate: Validate | None) -> Script[Any]:
         tool = asked.tool
-        while True:
-            new = row is None
-            intent = CallWrite(self._intent(asked, row), "began")
-            objects = asked.packed.new if new else ()
-            landed: list[CallRow] = []
-            try:
-                yield Io(lambda i=intent, o=objects, to=landed: self._claimed(i, o, to, sync=tool.effect != "read"))  # type: ignore[misc]
-            except (Exception, RunEnded):
-                raise
-            except BaseException:
-                if landed:  # the intent stands, and nothing was run: say so, or a resume would have to ask
-                    undone = replace(landed[0], status="failed", not_done=True, reason="cancelled before it began")
-                    yield Io(lambda u=undone: self.commit(self._calls(CallWrite(u, "ended"))))  # type: ignore[misc]
-                    self.journal.offer_again(landed[0].no)
-                raise
-            row = landed[0]
-            with self.lock:
-                self.journal.begun(asked.request, row.no)
-                self.counters.calls += 1
-                self.counters.last_call = tool.name
-            began = time.perf_counter()
-            try:
-                if tool.effect == "transactional":
-                    value, row = yield from self._transact(asked, row)
-                else:
-                    value = yield from self._run(asked, row)
-                    if validate is not None:
-                        self._validated(value, validate)
-                    row = yield Io(lambda v=value, r=row: self._succeeded(asked, r, v))  # type: ignore[misc]
-            except _Failed as failed:
-                error = failed.error
-                row, settled = yield from self._after_error(tool, row, error)
-                if settled is not None:
-                    return settled.result
-                asked.failures += 1
-                if asked.failures < tool.retry.attempts and isinstance(error, tool.retry.on):
-                    self.counters.retries += 1
-                    yield Sleep(tool.retry.wait(asked.failures))
-                    self.check()
-                    continue
-                self.seen = max(self.seen, row.ended or 0)
-                raise failed_error(row) from error
-            except (RunEnded, SafepointError):
-                raise
-            except BaseException as interrupt:
-                self._interrupted(row, interrupt)
-                raise
-            finally:
-                with self.lock:
+        with self.lock:
+            self.executing += 1
+        try:
+            while True:
+                yield from self._begin(asked, row)
+                row = self.journal.rows[asked.no or 0]
+                began = time.perf_counter()
+                try:
+                    value, row = yield from self._attempt(asked, row, validate)
+                except BaseException as error:
+                    self.left_open(row.no, error)
+                finally:
                     self.counters.last_call_ms = (time.perf_counter() - began) * 1e3
-                    if row is not None and not any(r.no == row.no for _, r in self.unwritten):
-                        self.journal.busy.discard(row.no)
-            if row.status != "succeeded" or row.result is None:
-                raise lost_error(self.task, row)
-            if tool.policy.model:
-                self.journal.scope = row.no
-            self.check()  # a sibling may have ended the run; this call went on to its end first
-            return value
+                if row.status == "succeeded":
+                    break
+                self.seen = max(self.seen, row.ended or 0)
+                if asked.failures >= tool.retry.attempts or not isinstance(value, tool.retry.on):
+                    raise failed_error(row) from value
+                self.counters.retries += 1
+                yield Sleep(tool.retry.wait(asked.failures))
+                self.check()
+        finally:
+            self.one_less()
+        if row.result is None:
+            raise lost_error(self.task, row)
+        if tool.policy.model:
+            self.journal.scope = row.no
+        self.check()  # a sibling may have ended the run; this call went on to its end first
+        return value
 
-    def _claimed(self, intent: CallWrite, objects: Sequence[Any], landed: list[CallRow], *, sync: bool) -> None:
+    def _begin(self, asked: _Asked, row: CallRow | None) -> Script[None]:
+        """Write the intent. If an interrupt comes when it stands and nothing was run, say so: a resume need not ask."""
+        intent = CallWrite(self._intent(asked, row), "began")
+        try:
+            yield Io(lambda: self._claimed(asked, intent, () if row is not None else asked.packed.new))
+        except (Exception, RunEnded):
+            raise
+        except BaseException:
+            there = self.journal.rows.get(asked.no or 0)
+            if there is not None and there.status == "started" and there.fence == self.guard.fence:
+                undone = replace(there, status="failed", not_done=True, reason="cancelled before it began")
+                yield Io(lambda: self.commit(self._calls(CallWrite(undone, "ended"))), must=True)
+            raise
+        self.counters.calls += 1
+        self.counters.last_call = asked.tool.name
+
+    def _attempt(self, asked: _Asked, row: CallRow, validate: Validate | None) -> Script[tuple[Any, CallRow]]:
+        """Execute once and record. Returns the value with the row, or the exception with the row of a failed attempt."""
+        try:
+            if asked.tool.effect == "transactional":
+                return (yield from self._transact(asked, row))
+            value = yield from self._run(asked, row)
+            if validate is not None:
+                self._validated(value, validate)
+        except _Failed as failed:
+            error = failed.error
+        else:
+            return value, (yield Io(lambda: self._succeeded(asked, row, value), must=True))
+        asked.failures += 1
+        row = yield from self._after_error(asked.tool, row, error)
+        if row.status != "succeeded" or row.result is None:
+            return error, row
+        return (yield Io(lambda: self._recorded(row))), row
+
+    def _claimed(self, asked: _Asked, intent: CallWrite, objects: Sequence[Any]) -> None:
+        sync = asked.tool.effect != "read"
         at("intent.before")
         try:
-            done = self.commit(self._calls(intent, objects=objects, sync=sync))
+            done = self.commit(self._calls(intent, objects=objects, sync=sync), claim=asked.request)
         except Conflict as error:
             raise CallInProgress(
                 f"call {intent.row.no} ({intent.row.tool}) is being executed or was settled by somebody else",
                 error.why,
                 "Resume the task again.",
             ) from error
-        landed[:] = done.calls
+        asked.no = done.calls[0].no
         at("intent.after")
         if sync and not self.cp.store.holds(self.task, self.guard):
             # Stopped between the intent and here, and taken over meanwhile: start nothing.
@@ -320,6 +362,17 @@ class Flow(FlowBase):
             raise _Failed(error) from error
         if here.paused is not None:  # the tool swallowed its pause
             raise here.paused
+        if inspect.iscoroutine(value):
+            # Nothing of it has run. Recording it as a success would be a lie.
+            value.close()
+            raise _Failed(
+                UsageError(
+                    f"tool {asked.tool.name!r} returned a coroutine",
+                    "it is a plain def around something async",
+                    "Make it async def.",
+                    tool=asked.tool,
+                )
+            )
         at("effect.after")
         return value
 
@@ -342,9 +395,7 @@ class Flow(FlowBase):
             at("result.after")
             return recorded
         except (StoreFull, Unavailable):
-            with self.lock:
-                self.unwritten.append((write, after))
-                self.journal.offer_again(row.no)
+            self.unwritten.append((write, after))
             raise
 
     def _result(self, asked: _Asked, row: CallRow, value: Any) -> tuple[CallRow, Sequence[Any]]:
@@ -391,28 +442,29 @@ class Flow(FlowBase):
             return self._calls(CallWrite(after, "ended"), objects=objects)
 
         try:
-            done = yield Io(lambda: self._noted(self.cp.store.transact(self.task, self.guard, row, body)))
-        except LeaseLost as error:
-            self.end(error)
-        except Unavailable as error:
-            if not error.details.get("unknown"):
+            done = yield Io(lambda: self._noted(self.cp.store.transact(self.task, self.guard, row, body)), must=True)
+        except Exception as error:
+            if raised:  # the tool's own, whatever it is: all was rolled back
+                raise _Failed(raised[0]) from raised[0]
+            if isinstance(error, LeaseLost):
+                self.end(error)
+            if isinstance(error, Conflict):
+                # An earlier try landed after all, and its answer was lost.
+                there = self.cp.store.calls(self.task, nos=[row.no])[0]
+                if there and there[0].status == "succeeded" and there[0].attempts == row.attempts:
+                    self.journal.put(there[0])
+                    return (yield Io(lambda: self._recorded(there[0]))), there[0]
+            if not error_details(error).get("unknown"):
                 raise
             # Not the transaction that it began in: part of the effect may stand outside of it.
-            doubt = replace(row, status="in_doubt", reason="the transaction was not the one that it began in")
+            doubt = replace(row, status="in_doubt", reason="the transaction was ended while the tool ran")
             done = yield Io(lambda: self.commit(self._calls(CallWrite(doubt, "ended"))))
             self.end(in_doubt_error(self.task, done.calls[0]), error)
-        except Exception as error:
-            if raised and raised[0] is error:
-                raise _Failed(error) from error
-            raise
         return value[0], done.calls[0]
 
-    def _noted(self, done: Committed) -> Committed:
-        with self.lock:
-            for row in done.calls:
-                self.journal.put(row)
-            self.counters.bytes_written += done.bytes_written
-        return done
+
+def error_details(error: Exception) -> dict[str, Any]:
+    return error.details if isinstance(error, SafepointError) else {}
 
 
 class _Failed(Exception):

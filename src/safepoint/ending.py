@@ -19,6 +19,7 @@ from safepoint.errors import (
     SafepointError,
     StoreFull,
     Unavailable,
+    UsageError,
 )
 from safepoint.model import Checkpoint, State, new_id
 from safepoint.rows import Commit, Grant, TaskPatch, TaskRow
@@ -33,14 +34,6 @@ log = logging.getLogger("safepoint")
 
 NO_FAULT_OF_THE_STEP = (Unavailable, StoreFull, LeaseLost, LeaseHeld, Conflict)
 """Errors that interrupt a task without making it failed."""
-
-
-class EndedAs(Exception):
-    """Tells ``_release`` the status that a run ends with."""
-
-    def __init__(self, status: str) -> None:
-        super().__init__(status)
-        self.status = status
 
 
 def _abandon(store: Any, task: str, grant: Grant, pid: int) -> None:
@@ -92,7 +85,8 @@ class Ending(Caller):
 
     # -- letting go
 
-    def _release(self, error: BaseException | None) -> Script[None]:
+    def _release(self, error: BaseException | None, status: str | None = None) -> Script[None]:
+        """Let go of the task, leaving the status that ``error`` or ``status`` means."""
         if self._closed or self._grant is None:
             return
         self._closed = True
@@ -100,17 +94,35 @@ class Ending(Caller):
         self.cp._runs.discard(self)
         if os.getpid() != self._pid:
             return
-        patch = TaskPatch(status=self._last_status(error), reason=_reason(error))
-        grant = self._grant
+        flow = getattr(self, "_flow", None)
+        patch = TaskPatch(
+            status=status or self._last_status(error), reason="" if status or error is None else type(error).__name__
+        )
+        if flow is not None and not flow.idle_or(lambda: self._let_go(patch)):
+            # A thread of the step's own is inside a tool that may still act. Whoever came next would take us for gone.
+            log.warning("task %s stays held until %d calls of it have ended", self.task_id, flow.executing)
+            return
         try:
-            yield Io(lambda: self.cp.store.release(self.task_id, grant, patch))
+            yield Io(lambda: self._let_go(patch), must=True)
         except SafepointError as second:
             log.warning(
                 "task %s could not be released (%s); its lease ends with this process", self.task_id, type(second).__name__
             )
-            self.cp.store.abandon(self.task_id, grant)
+            self.cp.store.abandon(self.task_id, self._grant)
+        except BaseException:
+            self.cp.store.abandon(self.task_id, self._grant)
+            raise
         finally:
-            yield Io(self._loop.close)
+            yield Io(self._loop.close, must=True)
+
+    def _let_go(self, patch: TaskPatch) -> None:
+        grant = self._grant
+        assert grant is not None
+        flow = getattr(self, "_flow", None)
+        if flow is not None and flow.unwritten:
+            with contextlib.suppress(SafepointError, RunEnded):
+                flow.flush()
+        self.cp.store.release(self.task_id, grant, patch)
 
     def _public(self, error: BaseException | None) -> BaseException | None:
         """What leaving the run raises: an interrupt as it came, else what ended the run, else the error at hand."""
@@ -120,8 +132,6 @@ class Ending(Caller):
         return flow.ended.error if flow.ended is not None else error
 
     def _last_status(self, error: BaseException | None) -> str | None:
-        if isinstance(error, EndedAs):
-            return error.status
         if isinstance(error, InDoubt | DecisionNeeded):
             return "waiting"
         if isinstance(error, Exception) and not isinstance(error, NO_FAULT_OF_THE_STEP):
@@ -133,10 +143,16 @@ class Ending(Caller):
     def _abandoned(self, why: str) -> None:
         """The checkpointer closes: the task becomes interrupted."""
         if not self._closed and self._grant is not None:
+            if self._flow.executing:
+                raise UsageError(
+                    f"task {self.task_id!r} is executing {self._flow.executing} calls",
+                    "closing now would leave their outcome unknown",
+                    "Wait for them; or let the process end, and the next one will ask their verifiers.",
+                )
             self._closed = True
             live_runs.discard(self)
             with contextlib.suppress(SafepointError):
-                self.cp.store.release(self.task_id, self._grant, TaskPatch(status="interrupted", reason=why))
+                self._let_go(TaskPatch(status="interrupted", reason=why))
             self._loop.close()
 
     def _enter_context(self) -> None:
@@ -159,9 +175,3 @@ class Ending(Caller):
                 error.add_note(f"safepoint kept the failed step as {address}; resume goes on from the step before.")
         yield from self._release(public)
         return None if public is error else public
-
-
-def _reason(error: BaseException | None) -> str:
-    if error is None or isinstance(error, EndedAs):
-        return ""
-    return f"{type(error).__name__}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,10 +17,12 @@ from safepoint.model import new_id, now, to_us
 from safepoint.replies import error_record, in_doubt_error, lost_error
 from safepoint.rows import CallRow, CallWrite, Commit, Committed, Guard
 from safepoint.rules import journal
-from safepoint.rules.journal import Settled, StepJournal
+from safepoint.rules.journal import Request, Settled, StepJournal
 from safepoint.rules.policy import Policy
 from safepoint.script import Exec, Io, Script, Sleep
 from safepoint.tools import Caller, Current, Tool, tool_named
+
+log = logging.getLogger("safepoint")
 
 if TYPE_CHECKING:
     from safepoint.checkpointer import Base, Checkpointer
@@ -41,7 +44,7 @@ class Counters:
     attempt: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class FlowBase:
     """What ``Flow``, the calls of a run, stands on."""
 
@@ -66,6 +69,10 @@ class FlowBase:
     lock: threading.RLock = field(default_factory=threading.RLock)
     warm: tuple[Packed, ...] = ()
     settle_from: float = field(default_factory=time.monotonic)
+    executing: int = 0
+    """Calls between intent and record. A run cannot end a step, nor let go of its task as if nothing were under way, while
+    there are some: those of threads and tasks that the step has not waited for."""
+    when_idle: Callable[[], None] | None = None
     interrupt: BaseException | None = None
     """The run ended because this interrupted a write: Ctrl-C or a cancellation. A resume asks the write's verifier."""
 
@@ -89,15 +96,21 @@ class FlowBase:
                 self.ended.__cause__ = cause
             raise self.ended
 
-    def commit(self, commit: Commit) -> Committed:
-        """Write under the run's guard, and take note of the rows."""
+    def commit(self, commit: Commit, claim: Request | None = None) -> Committed:
+        """Write under the run's guard, and take note of the rows; with ``claim``, as those of that request."""
         try:
             done = self.cp.store.commit(commit)
         except LeaseLost as error:
             self.end(error)
+        return self._noted(done, claim)
+
+    def _noted(self, done: Committed, claim: Request | None = None) -> Committed:
         with self.lock:
             for row in done.calls:
-                self.journal.put(row) if row.step == self.step else None
+                if row.step == self.step:
+                    self.journal.put(row)
+                    if claim is not None:
+                        self.journal.begun(claim, row.no)
             self.counters.bytes_written += done.bytes_written
         return done
 
@@ -111,6 +124,20 @@ class FlowBase:
             stands_on=self.base.head if self.base else None,
             sync=sync,
         )
+
+    def idle_or(self, later: Callable[[], None]) -> bool:
+        """Whether nothing is being executed; if something is, ``later`` is called when the last of it has ended."""
+        with self.lock:
+            if self.executing:
+                self.when_idle = later
+            return not self.executing
+
+    def one_less(self) -> None:
+        with self.lock:
+            self.executing -= 1
+            later = self.when_idle if not self.executing else None
+        if later is not None:
+            later()
 
     def flush(self) -> None:
         """Write the results that could not be written when they came; before anything else is done."""
@@ -130,7 +157,6 @@ class FlowBase:
                         raise
                     self.journal.put(there[0])
                 self.unwritten.pop(0)
-                self.journal.busy.discard(row.no)
 
     def _recorded(self, row: CallRow) -> Any:
         rows, objects = self.cp.store.calls(self.task, nos=[row.no])
@@ -141,38 +167,36 @@ class FlowBase:
 
     # -- unknown outcomes
 
-    def _interrupted(self, row: CallRow | None, interrupt: BaseException) -> None:
-        """Ctrl-C or a cancellation came out of a tool: the call stays open."""
-        if row is None:
-            return
+    def left_open(self, no: int, error: BaseException) -> NoReturn:
+        """Raise what came out of a call. If it leaves a write whose outcome is on no record, the run is over: whoever swallows
+        the error must not go on past it. A resume asks the write's verifier."""
         with self.lock:
-            self.journal.offer_again(row.no)
-            as_recorded = self.journal.rows.get(row.no, row)
-            if row.effect == "write" and as_recorded.status == "started" and self.ended is None:
-                self.interrupt = interrupt
-                # Whoever swallows the interrupt must not go on past a write whose outcome is unknown.
-                self.ended = RunEnded(
-                    in_doubt_error(
-                        self.task, replace(row, reason=f"interrupted by {type(interrupt).__name__}; a resume settles it")
-                    )
-                )
+            row = self.journal.rows.get(no)
+            if row is None or row.effect != "write" or row.status != "started" or self.ended is not None:
+                raise error
+            if any(kept.no == no for _, kept in self.unwritten):
+                raise error  # the result is known, and written before anything else
+            if isinstance(error, SafepointError):
+                self.end(error, error)
+            reason = f"interrupted by {type(error).__name__}; a resume settles it"
+            self.ended = RunEnded(in_doubt_error(self.task, replace(row, reason=reason)))
+            self.interrupt = error
+            raise error
 
-    def _after_error(self, tool: Tool[Any, Any], row: CallRow, error: Exception) -> Script[tuple[CallRow, Settled | None]]:
-        """Record what a raising tool means. Returns the row, and the settlement if it says that the call happened."""
+    def _after_error(self, tool: Tool[Any, Any], row: CallRow, error: Exception) -> Script[CallRow]:
+        """Record what a raising tool means: it failed, or its verifier says that it happened, or it is in doubt and the run
+        is over."""
         self.counters.errors += 1
         failed = replace(row, error=error_record(error), finished_at=to_us(now()))
-        if tool.effect != "write" or isinstance(error, (DidNotHappen, *tool.failed_on)):
+        if tool.effect != "write" or isinstance(error, (DidNotHappen, *tool.failed_on)) or never_ran(error, tool):
             failed = replace(failed, status="failed", not_done=True)
-            done = yield Io(lambda: self.commit(self._calls(CallWrite(failed, "ended"), sync=tool.effect != "read")))
-            return done.calls[0], None
+            done = yield Io(lambda: self.commit(self._calls(CallWrite(failed, "ended"), sync=tool.effect != "read")), must=True)
+            return done.calls[0]  # type: ignore[no-any-return]
         self.settle_from = time.monotonic()
         after = yield from self.settle(failed, tool, reason=f"{type(error).__name__} leaves open whether it happened")
         if after.status == "in_doubt":
             self.end(in_doubt_error(self.task, after), error)
-        if after.status == "failed":
-            return after, None
-        value = yield Io(lambda: self._recorded(after))
-        return after, Settled("succeeded", result=value)
+        return after
 
     def settle(self, row: CallRow, tool: Tool[Any, Any] | None = None, reason: str = "") -> Script[CallRow]:
         """Find out about an open write: ask its verifier once the effect had time to settle, or park it. Returns the row as
@@ -209,9 +233,16 @@ class FlowBase:
                 after, objects = replace(after, result=packed.data, result_refs=packed.refs, error=None), packed.new
             except RefusedType as error:
                 after = replace(after, error=error_record(error))
-        done = yield Io(lambda: self.commit(self._calls(CallWrite(after, "ended"), objects=objects)))
+        done = yield Io(lambda: self.commit(self._calls(CallWrite(after, "ended"), objects=objects)), must=True)
+        if s.status == "in_doubt":
+            log.warning("call %d (%s) of task %s waits for a person: %s", row.no, row.tool, self.task, after.reason)
         return done.calls[0]  # type: ignore[no-any-return]
 
     def _shown(self, row: CallRow) -> Any:
         rows, objects = self.cp.store.calls(self.task, nos=[row.no])
         return states.call(self.task, rows[0], objects, self.cp.registry)
+
+
+def never_ran(error: Exception, tool: Tool[Any, Any]) -> bool:
+    """Whether ``error`` is our own word that the tool's coroutine was not begun."""
+    return isinstance(error, UsageError) and error.details.get("tool") is tool

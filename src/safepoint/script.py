@@ -32,12 +32,14 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Io(Op):
-    """Call the store; blocking."""
+    """Call the store; blocking. ``must``: also when a cancellation has come meanwhile, since what is to be written is known
+    and would be lost."""
 
     fn: Callable[[], Any]
+    must: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Exec(Op):
     """Run user code: a tool, a verifier, a hook, a step. ``here`` is what it finds as its context."""
 
@@ -72,6 +74,11 @@ class Exec(Op):
 @dataclass(frozen=True, slots=True)
 class Sleep(Op):
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pass(Op):
+    """Nothing; a place at which a cancellation that was put off comes out, before a value counts as delivered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +191,8 @@ def perform(op: Op, loop: LoopThread) -> Any:
         case Sleep():
             time.sleep(op.seconds)
             return None
+        case Pass():
+            return None
         case Together():
             return _together(op, loop)
     raise AssertionError(op)
@@ -203,7 +212,12 @@ def _together(op: Together, loop: LoopThread) -> list[Any]:
     with ThreadPoolExecutor(min(op.width, len(op.scripts)), thread_name_prefix="safepoint-call") as pool:
         # A context each: two threads cannot enter the same one.
         jobs = [pool.submit(contextvars.copy_context().run, _outcome, s, loop) for s in op.scripts]
-        return [job.result() for job in jobs]
+        try:
+            return [job.result() for job in jobs]
+        except BaseException:
+            for job in jobs:
+                job.cancel()  # Ctrl-C: nothing more is begun; what runs is waited for
+            raise
 
 
 def _outcome(script: Script[Any], loop: LoopThread) -> Any:
@@ -213,7 +227,7 @@ def _outcome(script: Script[Any], loop: LoopThread) -> Any:
         return Raised(error)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Raised:
     """An exception as a value."""
 

@@ -16,7 +16,7 @@ from safepoint._probe import at
 from safepoint.calling import Flow, Validate
 from safepoint.codec import states, values
 from safepoint.codec.states import Control
-from safepoint.ending import EndedAs, Ending, _abandon
+from safepoint.ending import Ending, _abandon
 from safepoint.errors import (
     DecisionNeeded,
     InDoubt,
@@ -150,7 +150,7 @@ class RunBase(Ending):
                 if left <= 0:
                     raise
             except BaseException:
-                yield from self._release(EndedAs("interrupted"))
+                yield from self._release(None, "interrupted")
                 raise
             yield Sleep(min(0.05, left))
         assert self._grant is not None
@@ -160,7 +160,7 @@ class RunBase(Ending):
             yield from self._restore()
         except BaseException as error:
             public = error.error if isinstance(error, RunEnded) else error
-            yield from self._release(EndedAs("waiting" if isinstance(public, InDoubt | DecisionNeeded) else "interrupted"))
+            yield from self._release(None, "waiting" if isinstance(public, InDoubt | DecisionNeeded) else "interrupted")
             if public is error:
                 raise
             raise public from error
@@ -211,10 +211,11 @@ class RunBase(Ending):
 
     def _counters(self, attempts: int) -> Counters:
         counters = Counters(attempt=attempts)
-        rows = self.cp.store.headers(self.task_id, limit=1)
-        if rows and rows[0].metrics:
-            before = Metrics(*msgspec.msgpack.decode(rows[0].metrics))
-            for name in ("calls", "retries", "errors", "tokens_in", "tokens_out"):
+        # The newest run's: checkpoints saved by hand in between carry none.
+        row = next((r for r in self.cp.store.headers(self.task_id, limit=50) if r.metrics), None)
+        if row is not None:
+            before = Metrics(*msgspec.msgpack.decode(row.metrics))
+            for name in ("calls", "retries", "errors", "tokens_in", "tokens_out", "bytes_written"):
                 setattr(counters, name, getattr(before, name))
         return counters
 
@@ -225,9 +226,7 @@ class RunBase(Ending):
         for row in rows:
             row.check(self.task_id, f"call {row.no}")
         self._pauses = yield Io(lambda: self.cp.store.pauses(self.task_id))
-        anew = journal.to_ask_anew(
-            journal.Raised.decode(self._task.raised), line, state.step, [r for r in rows if r.step == state.step]
-        )
+        anew = journal.to_ask_anew(journal.Raised.decode(self._task.raised), line, state.step, rows)
         verified = 0
         known: dict[int, CallRow] = {r.no: r for r in rows}
         for row in rows:
@@ -290,6 +289,10 @@ class RunBase(Ending):
                 f"the run of task {self.task_id!r} belongs to another process", "this one was forked from it", "Resume there."
             )
         here = current.get()
+        if here is not None and here.run is self and here.hook:
+            raise UsageError(
+                "run was used in an after_commit hook", "the step that it belongs to is over", "Make the call in a step."
+            )
         if here is not None and here.run is self and here.call is not None:
             raise UsageError("run was used inside of a tool", "a call's own work belongs to that call", "Do it in the step.")
         self._flow.check()
@@ -305,6 +308,10 @@ class RunBase(Ending):
     ) -> Script[Any]:
         self._check()
         if call_id is None and current.get() is None:
+            if self._token is None and not self._in_agent:
+                raise UsageError(
+                    f"the run of task {self.task_id!r} has not been entered", "", "Use it as: with cp.resume(…) as run."
+                )
             raise UsageError(
                 "run.call came from a thread that is not the step's",
                 "the order of such calls is not the same in a re-run, so order cannot identify them",
@@ -322,11 +329,13 @@ class RunBase(Ending):
     def _pause_script(self, name: str, question: Any) -> Script[Any]:
         here = current.get()
         inside = here if here is not None and here.run is self and here.call is not None else None
+        flow = self._flow
         if inside is None:
             self._check()
-        self._flow.check()
+        elif flow.ended is not None and isinstance(flow.ended.error, LeaseLost):
+            raise flow.ended
+        # Inside a call whose run a sibling has ended, the question is stored all the same: else the call would be in doubt.
         check_id(name, "a pause's name")
-        flow = self._flow
         with flow.lock:
             k = self._asked_pauses.get(name, 0)
             self._asked_pauses[name] = k + 1
@@ -376,6 +385,12 @@ class RunBase(Ending):
     def _end_step(self, *, kind: str, label: str | None, save: bool, status: str | None = None) -> Script[Checkpoint | None]:
         """A whole step is done: count it, and save it if it is due."""
         self._check()
+        if self._flow.executing:
+            raise UsageError(
+                f"the step ends while {self._flow.executing} of its calls are being executed",
+                "a thread or task of its own is still inside run.call",
+                "Wait for it before the step ends, or use run.call_many.",
+            )
         yield Io(self._flow.flush)
         mine = (self._state.step, self._state.seq, self._state.branch, self._state.task_id)
         if mine != self._mine:
@@ -398,7 +413,7 @@ class RunBase(Ending):
             control.turns[-1][2:4] = ["finished", self._finish[0]]
             status = "finished"
         if self._mark is not None:
-            kind, label = "milestone", self._mark
+            kind, label = "milestone", label or self._mark
         self._state.step += 1
         self._unsaved += 1
         checkpoint = None

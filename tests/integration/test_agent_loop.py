@@ -24,7 +24,7 @@ from safepoint import (
     run_agent,
     tool,
 )
-from tests.support.runs import Death, Failing
+from tests.support.runs import Death, Failing, died
 
 CANARY = "c4n4ry"
 
@@ -645,7 +645,7 @@ def test_a_question_in_an_unsaved_step(cp):
         if run.state.step == 2:
             run.finish(run.pause("p"))
 
-    assert run_agent(step, task_id="t", store=cp, save_every=10).steps == 2
+    assert run_agent(step, task_id="t", store=cp, save_every=10).steps == 0  # of those that are stored
     assert run_agent(never, task_id="t", store=cp).status == "waiting"
     cp.answer("t", "p", 5)
     assert run_agent(step, task_id="t", store=cp, save_every=10).result == 5
@@ -838,3 +838,26 @@ def test_waiting_runs_raise_their_errors_through_the_handle(cp):
         run.pause("p")
     with pytest.raises(InDoubt), cp.resume("u") as run:
         pays(cp, [])(run)
+
+
+def test_a_finished_task_that_a_run_died_on_is_finished_all_the_same(cp):
+    run_agent(to(1), task_id="t", input="job", store=cp)
+    with died(cp, "t"):
+        raise Death
+    assert cp.status("t").status == "interrupted"
+    assert run_agent(never, task_id="t", input="job", store=cp).result == "end"
+    assert cp.status("t").status == "finished"
+
+
+def test_steps_that_are_not_saved_yet_are_saved_when_they_run_out(cp):
+    outcome = run_agent(to(9), task_id="t", store=cp, max_steps=5, save_every=3)
+    assert (outcome.status, outcome.steps) == ("out_of_steps", 5)
+    assert [h[1] for h in heads(cp)] == [0, 3, 5]
+    assert cp.status("t").status == "out_of_steps"
+
+
+def test_a_step_whose_parameters_nobody_knows_is_a_step_of_a_run(cp):
+    def step(*anything):
+        anything[0].finish(1)
+
+    assert run_agent(step, store=cp).result == 1

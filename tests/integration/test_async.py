@@ -287,7 +287,7 @@ def test_a_cancelled_write_is_open_and_the_run_over(run_async):
     async def main(acp):
         inside = asyncio.Event()
 
-        @tool(verify=lambda call: Done("had happened"), settle_after=0, name="a-write")
+        @tool(verify=lambda call: Done("had happened"), settle_after=0, name=f"a-write-{id(acp)}")
         async def act():
             inside.set()
             await asyncio.sleep(30)
@@ -682,3 +682,110 @@ def test_async_and_sync_face_on_one_checkpointer(url):
 
         asyncio.run(main())
         assert cp.load_latest("t").seq == 1
+
+
+def test_cancelled_calls_at_the_same_time_have_all_ended(run_async):
+    async def main(acp):
+        now, ended = set(), []
+
+        @tool(effect="read", name="cancelled-many")
+        async def work(x):
+            now.add(x)
+            try:
+                await asyncio.sleep(30)
+            finally:
+                await asyncio.sleep(0.01)
+                now.discard(x)
+                ended.append(x)
+
+        async def step(run):
+            await run.call_many([work.bind(i) for i in range(5)], max_parallel=3)
+
+        task = asyncio.ensure_future(run_agent_async(step, task_id="t", store=acp))
+        while len(now) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert now == set()
+        assert sorted(ended) == [0, 1, 2], "and no more were begun"
+        assert (await acp.status("t")).status == "interrupted"
+
+    run_async(main)
+
+
+def test_retries_wait_without_blocking(run_async):
+    async def main(acp):
+        tries = []
+
+        @tool(effect="read", name="retried", retry=Retry(3, backoff=0.02))
+        async def flaky():
+            tries.append(time.monotonic())
+            if len(tries) < 3:
+                raise OSError
+            return "at last"
+
+        async with acp.resume("t") as run:
+            assert await run.call(flaky) == "at last"
+        assert tries[1] - tries[0] >= 0.02
+        assert tries[2] - tries[1] >= 0.04
+
+    run_async(main)
+
+
+def test_a_run_may_be_closed_without_a_block(run_async):
+    async def main(acp):
+        run = acp.resume("t")
+        await run.__aenter__()
+        await run.save()
+        await run.close()
+        await run.close()
+        assert (await acp.status("t")).status == "interrupted"
+
+    run_async(main)
+
+
+def test_a_connection_that_is_waited_for_in_vain_is_given_back(tmp_path):
+    async def main():
+        async with safepoint.open_async(f"sqlite:///{tmp_path}/a.db") as acp:
+
+            async def lend():
+                async with acp.connection():
+                    raise AssertionError
+
+            async with acp.connection():
+                task = asyncio.ensure_future(lend())
+                await asyncio.sleep(0.05)
+                task.cancel()
+                await asyncio.sleep(0.05)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await asyncio.wait_for(acp.save(State("t")), 5)
+
+    asyncio.run(main())
+
+
+def test_a_result_that_was_not_written_is_written_before_the_next_call(url):
+    with safepoint.open(url) as inner:
+        store = Failing(inner.store)
+
+        @tool(name="full")
+        async def act(x):
+            return x
+
+        async def main():
+            acp = safepoint.open_async(store)
+            async with acp.resume("t") as run:
+                store.before = lambda c: (
+                    safepoint.StoreFull("full") if c.calls and c.calls[0].row.status == "succeeded" else None
+                )
+                with pytest.raises(safepoint.StoreFull):
+                    await run.call(act, 1)
+                store.before = lambda c: None
+                assert await run.call_many([act.bind(2)]) == [2]
+                assert await run.call(act, 1) == 1
+                await run.save()
+            await acp.close()
+
+        asyncio.run(main())
+        assert [c.status for c in inner.calls("t")] == ["succeeded", "succeeded"]

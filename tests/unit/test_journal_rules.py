@@ -194,7 +194,7 @@ def test_equal_calls_are_told_apart_by_their_order():
 def test_an_id_names_one_call_of_a_reply():
     step = StepJournal([row(1, call_id="a"), row(2, call_id="b")])
     assert match(step, ask(call_id="b")) == [(Match.RECORDED, 2)]
-    step.busy.clear()
+    step.over(ask(call_id="b"), 2, delivered=True)
     assert match(step, ask(call_id="b")) == [(Match.RECORDED, 2)], "asked for twice, it is still that call"
     assert match(step, ask(call_id="a")) == [(Match.RECORDED, 1)]
 
@@ -202,7 +202,7 @@ def test_an_id_names_one_call_of_a_reply():
 def test_ids_of_a_model_that_was_asked_anew_do_not_matter():
     step = StepJournal([row(1, call_id="x1", scope=7), row(2, call_id="x2", scope=7)])
     assert match(step, ask(call_id="y1", scope=9), ask(call_id="y2", scope=9)) == [(Match.RECORDED, 1), (Match.RECORDED, 2)]
-    step.busy.clear()
+    step.over(ask(call_id="y1", scope=9), 1, delivered=True)
     assert match(step, ask(call_id="y1", scope=9)) == [(Match.RECORDED, 1)], "the new id sticks to it"
 
 
@@ -225,7 +225,7 @@ def test_the_same_id_twice_at_once_is_one_call():
         (Match.MISMATCH, None),
     ]
     assert match(step, ask(call_id="a")) == [(Match.BUSY, None)], "its intent is being written"
-    step.not_begun(ask(call_id="a"))
+    step.over(ask(call_id="a"), 0, delivered=False)
     assert match(step, ask(call_id="a")) == [(Match.NEW, None)], "no intent was written: the id is free"
 
 
@@ -234,12 +234,35 @@ def test_a_recorded_call_is_served_to_one_at_a_time():
     assert match(step, ask(call_id="a"), ask(call_id="a")) == [(Match.RECORDED, 1), (Match.BUSY, 1)]
 
 
+def test_what_was_delivered_is_not_offered_again():
+    step = StepJournal([row(1, effect=WRITE)])
+    assert match(step, ask(effect=WRITE)) == [(Match.RECORDED, 1)]
+    step.over(ask(effect=WRITE), 1, delivered=True)
+    assert match(step, ask(effect=WRITE)) == [(Match.NEW, None)]
+
+
+def test_what_could_not_be_delivered_is_offered_again():
+    step = StepJournal([row(1, effect=WRITE)])
+    for _ in range(3):
+        assert match(step, ask(effect=WRITE)) == [(Match.RECORDED, 1)]
+        step.over(ask(effect=WRITE), 1, delivered=False)
+
+
+def test_ids_of_replies_that_came_at_once_are_no_mismatch():
+    step = StepJournal()
+    assert match(step, ask(call_id="call_0", scope=-4)) == [(Match.NEW, None)]
+    step.put(row(5, call_id="call_0", scope=-4))
+    step.begun(ask(call_id="call_0", scope=-4), 5)
+    step.over(ask(call_id="call_0", scope=-4), 5, delivered=True)
+    assert match(step, ask(OTHER, call_id="call_0", scope=-4)) == [(Match.NEW, None)]
+
+
 def test_what_was_interrupted_is_offered_again():
     step = StepJournal()
     assert match(step, ask()) == [(Match.NEW, None)]
     step.put(row(1, "started"))
     step.begun(ask(), 1)
-    step.offer_again(1)
+    step.over(ask(), 1, delivered=False)
     assert match(step, ask()) == [(Match.RECORDED, 1)]
 
 
@@ -376,11 +399,12 @@ def test_the_tools_name_is_part_of_the_identity():
 
 
 def test_reads_are_asked_anew_after_two_raises_on_the_same_results():
-    rows = [row(1, attempts=1), row(2, effect=WRITE)]
+    rows = [row(1, attempts=1, step=5), row(2, effect=WRITE, step=5)]
     once = journal.after_raise(None, 1, 5, rows)
     assert journal.to_ask_anew(once, 1, 5, rows) == []
     twice = journal.after_raise(once, 1, 5, rows)
     assert [r.no for r in journal.to_ask_anew(twice, 1, 5, rows)] == [1], "the write is not set aside"
+    assert [r.no for r in journal.to_ask_anew(twice, 1, 3, [row(9, step=3), *rows])] == [1], "the resume begins earlier"
     assert journal.to_ask_anew(twice, 1, 6, rows) == []
     assert journal.to_ask_anew(twice, 2, 5, rows) == []
 

@@ -39,7 +39,6 @@ class Action(StrEnum):
     """A pause inside it is not answered yet."""
 
 
-OPEN = frozenset({"started"})
 HAPPENS = frozenset({"write", "transactional"})
 """Effects whose success counts as a business operation that a re-planned call may stand for."""
 
@@ -159,41 +158,42 @@ class Found:
 
 
 class StepJournal:
-    """The calls of one step: what earlier attempts recorded, and what this attempt has claimed of it so far."""
+    """The calls of one step: what earlier attempts recorded, and what this attempt has made of it so far.
+
+    A row is free, busy (being served to a caller) or delivered (its result or failure has reached one). Free rows are what the
+    next equal request takes: those of earlier attempts, and those of this one whose outcome never reached the step, since a
+    step that asks again after an error must not be given a second execution.
+    """
 
     def __init__(self, rows: Iterable[CallRow] = ()) -> None:
         every = tuple(rows)
         self.rows: dict[int, CallRow] = {r.no: r for r in every if not r.superseded}
         self.set_aside = tuple(r for r in every if r.superseded)
         """Served to nobody, and still a witness: a step that asked for one of these had gone on past what failed before."""
-        self.earlier = set(self.rows)
-        self.claimed: set[int] = set()
-        self.asked: set[int] = set()
-        """Claimed at some time in this attempt, also if it was offered again since."""
-        self.busy: set[int] = set()
+        self.earlier = frozenset(self.rows)
+        self.delivered: dict[int, bool] = {}
+        """Rows that are not free: False while busy, True once delivered."""
         self.scope = 0
+        """The model reply that the step is acting on: the number of that call. Negative where several came at once and
+        nothing tells which of them a call belongs to."""
         self.named: dict[tuple[int, str], tuple[int, bytes]] = {}
         """What this attempt's call ids stand for, whatever ids the rows were recorded under: number (0 until the intent is
         written) and identity. Two calls of one id that are made at the same moment must not both be new."""
 
-    def offer_again(self, no: int) -> None:
-        """Let the next equal request take this call: it is open, or its result is not written yet."""
-        self.earlier.add(no)
-        self.claimed.discard(no)
-        self.busy.discard(no)
-
     def begun(self, r: Request, no: int) -> None:
-        """The intent of a new call is written."""
-        self.claimed.add(no)
-        self.asked.add(no)
-        self.busy.add(no)
+        """The request has a row now, found or written for it."""
+        self.delivered[no] = False
         if r.call_id is not None:
             self.named[r.scope, r.call_id] = (no, r.ident)
 
-    def not_begun(self, r: Request) -> None:
-        """No intent was written: the id is free again."""
-        if r.call_id is not None and self.named.get((r.scope, r.call_id)) == (0, r.ident):
-            del self.named[r.scope, r.call_id]
+    def over(self, r: Request, no: int, *, delivered: bool) -> None:
+        """The request has been served, or has come to nothing. ``no`` is 0 if no intent was written."""
+        if delivered:
+            self.delivered[no] = True
+        else:
+            self.delivered.pop(no, None)
+            if no == 0 and r.call_id is not None and self.named.get((r.scope, r.call_id)) == (0, r.ident):
+                del self.named[r.scope, r.call_id]
 
     def put(self, row: CallRow) -> None:
         """Take note of a row as it now stands in the store."""
@@ -208,7 +208,7 @@ class StepJournal:
             r
             for n, r in sorted(self.rows.items())
             if n in self.earlier
-            and n not in self.asked
+            and n not in self.delivered
             and r.status == "succeeded"
             and r.effect in HAPPENS
             and (tool is None or r.tool == tool)
@@ -232,8 +232,8 @@ class StepJournal:
         no, ident = self.named[r.scope, r.call_id]
         row = self.rows.get(no)
         if ident != r.ident:
-            return Found(Match.MISMATCH, row)
-        if row is None or no in self.busy:
+            return Found(Match.MISMATCH, row) if r.scope >= 0 else None
+        if row is None or self.delivered.get(no) is False:
             return Found(Match.BUSY, row)
         return self._take(r, row)
 
@@ -241,17 +241,17 @@ class StepJournal:
         if r.call_id is None:
             return None
         for no, row in sorted(self.rows.items()):
-            if row.call_id != r.call_id or row.scope != r.scope or no in self.claimed:
+            if row.call_id != r.call_id or row.scope != r.scope or no in self.delivered:
                 continue
             if row.ident == r.ident:
                 return self._take(r, row)
-            if r.scope:
+            if r.scope > 0:
                 return Found(Match.MISMATCH, row)
         return None
 
     def _kth(self, r: Request) -> Found | None:
         for no, row in sorted(self.rows.items()):
-            if no in self.earlier and no not in self.claimed and row.ident == r.ident:
+            if no not in self.delivered and row.ident == r.ident:
                 return self._take(r, row)
         return None
 
@@ -361,20 +361,24 @@ def after_raise(before: Raised | None, line: int, step: int, rows: Iterable[Call
     return Raised(line, step, s, before.times + 1 if same and before else 1)
 
 
-def to_ask_anew(raised: Raised | None, line: int, step: int, rows: Sequence[CallRow]) -> list[CallRow]:
-    """The reads to set aside: those of a step that raised twice on the same recorded results. Writes never are."""
-    if raised is None or raised.times < RAISES_BEFORE_ASKING_ANEW or (raised.line, raised.step) != (line, step):
+def to_ask_anew(raised: Raised | None, line: int, step: int, rows: Iterable[CallRow]) -> list[CallRow]:
+    """The reads to set aside: those of a step that raised twice on the same recorded results. Writes never are.
+
+    ``step`` is the one that a resume begins with; with saves that are further apart, the one that raised may be a later one.
+    """
+    if raised is None or raised.times < RAISES_BEFORE_ASKING_ANEW or raised.line != line or raised.step < step:
         return []
-    if raised.signature != signature(rows):
+    there = [r for r in rows if r.line == line and r.step == raised.step and not r.superseded]
+    if raised.signature != signature(there):
         return []
-    return [r for r in rows if r.effect == "read" and r.status == "succeeded" and not r.superseded]
+    return [r for r in there if r.effect == "read" and r.status == "succeeded"]
 
 
 # -- what a resume will do
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedCall:
+class Planned:
     """One line of a plan: a recorded call, and what the resume does with it when the step asks for it (or before)."""
 
     row: CallRow
@@ -383,18 +387,18 @@ class PlannedCall:
 
 def plan_calls(
     rows: Sequence[CallRow], line: int, step: int, *, raised: Raised | None, answered: frozenset[int], now_us: int
-) -> list[PlannedCall]:
+) -> list[Planned]:
     """What a resume at ``step`` will do with each recorded call of the steps that are run again."""
     here = [r for r in rows if r.line == line and r.step >= step]
     live = [r for r in here if not r.superseded]
-    anew = {r.no for r in to_ask_anew(raised, line, step, [r for r in live if r.step == step])}
+    anew = {r.no for r in to_ask_anew(raised, line, step, live)}
     planned = []
     for r in live:
         if r.no in anew:
-            planned.append(PlannedCall(r, "ask_anew"))
+            planned.append(Planned(r, "ask_anew"))
             continue
         past = went_past(r, [o for o in here if o.step == r.step]) or any(o.step > r.step for o in here)
-        planned.append(PlannedCall(r, decide(r, past=past, answered=r.no in answered, now_us=now_us).value))
+        planned.append(Planned(r, decide(r, past=past, answered=r.no in answered, now_us=now_us).value))
     return planned
 
 
