@@ -130,7 +130,7 @@ class CallRow(_Sealed):
     attempts: int = 1
     fence: int = 0
     base_seq: int
-    """The checkpoint that the call's step began from: the call is deleted with it."""
+    """The checkpoint that the call's step began from: the call is deleted with it, and keeps it while it is needed."""
     started_at: int = 0
     finished_at: int | None = None
     asked: int = 0
@@ -203,7 +203,9 @@ class TaskRow:
     created_at: int = 0
     updated_at: int = 0
     in_doubt: int = 0
+    """Calls in doubt that a resume would come upon: of the current branch's line, from the step of its head on."""
     open_pauses: int = 0
+    """Open pauses, counted likewise."""
     checkpoints: int = 0
 
 

@@ -64,7 +64,7 @@ def test_a_swept_object_and_a_pruned_row_are_gone_from_the_file(store, path, sql
     writer.save(*tree("old"))
     writer.call(status="succeeded")
     writer.pause(status="used")
-    writer.save(*tree("new"))
+    writer.save(*tree("new"), row={"step": 1})
     store.prune("task", [1])
     assert sorted(sqlite_rows(path, "SELECT data FROM sp_objects")) == sorted((o.data,) for o in tree("new"))
     counts = [sqlite_rows(path, f"SELECT count(*) FROM {t}")[0][0] for t in ("sp_checkpoints", "sp_calls", "sp_pauses")]

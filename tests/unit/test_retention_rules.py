@@ -1,5 +1,6 @@
 """Which checkpoints may be deleted: DESIGN 3, Retention, and invariant 6 as far as it is decided without a store."""
 
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from safepoint.errors import UsageError
 from safepoint.model import Retention, to_us
 from safepoint.rows import CheckpointRow
-from safepoint.rules.retention import due, look_every, worth_it
+from safepoint.rules.retention import At, due, look_every, stood_on, worth_it
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -128,3 +129,44 @@ def test_sweeps_at_save_time_are_spread():
     assert look_every(Retention()) == 50
     assert look_every(Retention(keep_latest=1)) == 1
     assert look_every(Retention(keep_latest=None, max_age=DAY)) == 1
+
+
+# -- what calls and pauses keep
+
+
+@dataclass
+class Stands:
+    base_seq: int
+    line: int = 1
+    step: int = 0
+    status: str = "succeeded"
+    fence: int = 0
+
+
+def kept(heads, *calls, pauses=(), live=None):
+    return stood_on([At(*h) for h in heads], calls, pauses, live) - {0}
+
+
+@pytest.mark.parametrize("status", ["succeeded", "failed", "quarantined"])
+def test_what_a_resume_of_a_head_would_read_keeps_its_base(status):
+    rows = [Stands(seq, step=step, status=status) for seq, step in ((1, 0), (2, 1), (3, 2))]
+    assert kept([(1, 1)], *rows) == {2, 3}
+    assert kept([(1, 1), (1, 2), (2, 0)], *rows) == {2, 3}, "of two heads of a line the one further back"
+    assert kept([(2, 0)], *rows) == set()
+    assert kept([], *rows) == set()
+
+
+def test_pauses_of_any_status_keep_theirs_alike():
+    rows = [Stands(seq, step=step, status=status) for seq, step, status in ((1, 0, "used"), (2, 1, "used"), (3, 0, "answered"))]
+    assert kept([(1, 1)], pauses=rows) == {2, 3}
+
+
+@pytest.mark.parametrize("status", ["started", "paused", "in_doubt"])
+def test_an_open_call_keeps_its_base_on_any_line(status):
+    assert kept([(1, 9)], Stands(4, line=7, status=status)) == {4}
+
+
+def test_a_live_run_keeps_the_newest_base_of_its_own():
+    rows = [Stands(1, fence=3), Stands(2, fence=3), Stands(3, fence=2)]
+    assert kept([(1, 9)], *rows, live=3) == {2}
+    assert kept([(1, 9)], *rows) == set()

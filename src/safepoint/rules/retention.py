@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from typing import NamedTuple, Protocol
 
 from safepoint.model import Retention, to_us
 from safepoint.rows import CheckpointRow
@@ -50,3 +51,66 @@ def worth_it(n_due: int, keep_latest: int, live_objects: int) -> bool:
 def look_every(retention: Retention) -> int:
     """At which multiples of ``seq`` a save counts what is due; any process that saves meets one of them."""
     return max(1, (retention.keep_latest or 1) // 2)
+
+
+class At(NamedTuple):
+    """Where a branch's head stands."""
+
+    line: int
+    step: int
+
+
+class Stands(Protocol):
+    """A call or a pause, as far as it keeps the checkpoint that its step began from."""
+
+    @property
+    def base_seq(self) -> int: ...
+    @property
+    def line(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def status(self) -> str: ...
+
+
+class StandsUnderFence(Stands, Protocol):
+    """A call, with the fence of the run that made it."""
+
+    @property
+    def fence(self) -> int: ...
+
+
+OPEN_CALLS = frozenset({"started", "paused", "in_doubt"})
+"""Calls that somebody still has to say something of; kept on whatever line they are."""
+OPEN_PAUSES = frozenset({"open", "answered"})
+"""Until an answer is used (status ``used``), it may still be asked for."""
+
+
+def stood_on(heads: Iterable[At], calls: Iterable[StandsUnderFence], pauses: Iterable[Stands], live: int | None) -> set[int]:
+    """Numbers of the checkpoints that must stay because calls and pauses that go with them are still needed.
+
+    A resume of any branch reads what is recorded of its line from the step of its head on, whatever came of it: without the
+    record of a write that succeeded, the interrupted step would do it again. Calls that were set aside count too, as they
+    show what the step had gone on past.
+
+    Args:
+        heads: Of every branch of the task.
+        calls: All of the task.
+        pauses: All of the task.
+        live: The fence of the live run, if there is one: its step may stand on a checkpoint that a write by force left
+            behind, steps ago.
+    """
+    begins: dict[int, int] = {}
+    for line, step in heads:
+        begins[line] = min(step, begins.get(line, step))
+    kept: set[int] = set()
+    newest = 0
+    for call in calls:
+        if call.status in OPEN_CALLS or (call.line in begins and call.step >= begins[call.line]):
+            kept.add(call.base_seq)
+        if call.fence == live:
+            newest = max(newest, call.base_seq)
+    for pause in pauses:
+        if pause.status in OPEN_PAUSES or (pause.line in begins and pause.step >= begins[pause.line]):
+            kept.add(pause.base_seq)
+    return kept | {newest}

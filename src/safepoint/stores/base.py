@@ -158,9 +158,9 @@ class Store(ABC):
     def prune(self, task: str, seqs: Iterable[int], *, space: str = "", dry_run: bool = False) -> Pruned:
         """Delete these checkpoints with the calls that their steps began, and every object that nothing reaches any more.
 
-        Under the task's lock it looks again, and keeps: heads, fork points, pinned ones, and what an in-doubt or open
-        call, an open pause, or a live run's step stands on. An open call is started, paused or in doubt; a pause is open
-        until its answer is used (status ``used``); it goes with the checkpoint that it stands on, as calls do.
+        Under the task's lock it looks again, and keeps: heads, fork points, pinned ones, and what
+        ``rules.retention.stood_on`` names: the checkpoints with calls and pauses that are open, that a resume of any branch
+        would read, or that a live run's step stands on. All other calls and pauses go with their checkpoint.
         """
 
     def live_objects(self, task: str) -> int:

@@ -35,16 +35,12 @@ from safepoint.rows import (
     TaskPatch,
     TaskRow,
 )
+from safepoint.rules import retention
 from safepoint.stores import holder as people
 from safepoint.stores import refusals
 from safepoint.stores.base import Store
 
 __all__ = ["MemoryStore"]
-
-OPEN_CALLS = frozenset({"started", "paused", "in_doubt"})
-"""Calls that somebody still has to say something of; what they stand on is kept."""
-OPEN_PAUSES = frozenset({"open", "answered"})
-"""An answer that no step has used yet would otherwise be swept away before it does."""
 
 
 @dataclass(slots=True)
@@ -465,13 +461,9 @@ def _needed(data: _Data, task: _Task) -> set[int]:
         kept.add(branch.head.seq)
         if branch.forked_from is not None:
             kept.add(branch.forked_from)
-    kept.update(call.base_seq for call in task.calls.values() if call.status in OPEN_CALLS)
-    kept.update(pause.base_seq for pause in task.pauses.values() if pause.status in OPEN_PAUSES)
-    lease = task.lease
-    if lease is not None and _held(data, task):
-        # The live run's step may stand on a checkpoint that a write by force has left behind.
-        kept.add(max((call.base_seq for call in task.calls.values() if call.fence == lease.fence), default=0))
-    return kept
+    heads = [retention.At(b.line, task.checkpoints[b.head.seq].step) for b in task.branches.values()]
+    live = task.lease.fence if task.lease is not None and _held(data, task) else None
+    return kept | retention.stood_on(heads, task.calls.values(), task.pauses.values(), live)
 
 
 def _row_bytes(row: Any) -> int:
@@ -484,15 +476,13 @@ def _obj_bytes(obj: Obj) -> int:
 
 def _task_row(task: _Task) -> TaskRow:
     at = task.branches.get(("", task.row.branch))
-    step = task.row.step
-    if at is not None and at.head.seq in task.checkpoints:
-        step = task.checkpoints[at.head.seq].step
+    line, step = (1, 0) if at is None else (at.line, task.checkpoints[at.head.seq].step)
     return replace(
         task.row,
         head=None if at is None else at.head,
         step=step,
-        in_doubt=sum(call.status == "in_doubt" for call in task.calls.values()),
-        open_pauses=sum(pause.status == "open" for pause in task.pauses.values()),
+        in_doubt=sum(c.status == "in_doubt" and c.line == line and c.step >= step for c in task.calls.values()),
+        open_pauses=sum(p.status == "open" and p.line == line and p.step >= step for p in task.pauses.values()),
         checkpoints=len(task.checkpoints),
     )
 

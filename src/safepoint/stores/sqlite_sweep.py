@@ -8,20 +8,39 @@ than the lock broke one save in four.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from safepoint import _probe
 from safepoint.errors import Unavailable
 from safepoint.rows import Pruned
+from safepoint.rules import retention
 from safepoint.stores.oslock import LockFile
 from safepoint.stores.sqlite_db import CommitFailed, Connection, Database, sql
 from safepoint.stores.sqlite_rows import key, names, reads
 
 __all__ = ["delete_task", "drop_dead_stages", "pin", "prune"]
 
-_OPEN_CALLS = {"started", "paused", "in_doubt"}
-_OPEN_PAUSES = {"open", "answered"}
 _TABLES = ("checkpoints", "branches", "objects", "calls", "writes", "pauses", "leases", "outbox", "inputs")
+
+
+class _Call(NamedTuple):
+    no: int
+    base_seq: int
+    line: int
+    step: int
+    status: str
+    fence: int
+    args_refs: bytes
+    result_refs: bytes
+    size: int
+
+
+class _Pause(NamedTuple):
+    no: int
+    base_seq: int
+    line: int
+    step: int
+    status: str
 
 
 class _DryRun(Exception):
@@ -51,34 +70,32 @@ def _prune(conn: Connection, locks: LockFile, n: int, wanted: set[int], space: s
     st = sql("sqlite_sweep")
     drop_dead_stages(conn, locks, n)
     checkpoints = conn.rows(st["checkpoints"], (n,))
-    calls = conn.rows(st["calls"], (n,))
-    pauses = conn.rows(st["pauses"], (n,))
-    kept = {seq for pair in conn.rows(st["branches"], (n,)) for seq in pair}
+    calls = [_Call._make(row) for row in conn.rows(st["calls"], (n,))]
+    pauses = [_Pause._make(row) for row in conn.rows(st["pauses"], (n,))]
+    branches = conn.rows(st["branches"], (n,))
+    kept = {seq for row in branches for seq in row[:2]}
     kept.update(seq for seq, _, pinned, _, _ in checkpoints if pinned)
-    kept.update(base for _, base, status, *_ in calls if status in _OPEN_CALLS)
-    kept.update(base for _, base, status in pauses if status in _OPEN_PAUSES)
     lease = conn.rows("SELECT fence, lease_id FROM sp_leases WHERE task = ? AND state = 'held'", (n,))
-    if lease and locks.is_held(lease[0][1]):
-        # The live run's step may stand on a checkpoint that a write by force has left behind.
-        kept.add(max((base for _, base, _, fence, *_ in calls if fence == lease[0][0]), default=0))
+    live = lease[0][0] if lease and locks.is_held(lease[0][1]) else None
+    kept |= retention.stood_on([retention.At(*row[2:]) for row in branches], calls, pauses, live)
     gone = [row for row in checkpoints if row[0] in wanted and row[1] == space and row[0] not in kept]
     bases = {row[0] for row in gone}
-    gone_calls = [row for row in calls if row[1] in bases]
-    gone_pauses = [row for row in pauses if row[1] in bases]
+    gone_calls = [row for row in calls if row.base_seq in bases]
+    gone_pauses = [row for row in pauses if row.base_seq in bases]
 
     roots = [row[3] for row in checkpoints if row[0] not in bases]
-    roots += [refs for row in calls if row[1] not in bases for refs in row[4:6] if refs]
+    roots += [refs for row in calls if row.base_seq not in bases for refs in (row.args_refs, row.result_refs) if refs]
     objects = conn.rows(st["objects"], (n,))
     staged = {k for (k,) in conn.rows("SELECT k FROM sp_stages WHERE n = ?", (n,))}
     garbage = _unreached(objects, roots, staged)
     _probe.at("prune.mark")
 
     conn.executemany(st["drop_checkpoint"], [(key(n, row[0]),) for row in gone])
-    conn.executemany(st["drop_call"], [(key(n, row[0]),) for row in gone_calls])
-    conn.executemany(st["drop_pause"], [(key(n, row[0]),) for row in gone_pauses])
+    conn.executemany(st["drop_call"], [(key(n, row.no),) for row in gone_calls])
+    conn.executemany(st["drop_pause"], [(key(n, row.no),) for row in gone_pauses])
     conn.executemany(st["drop_object"], [(row[0],) for row in garbage])
     conn.execute(st["swept"], (n, len(gone)))
-    size = sum(row[4] for row in gone) + sum(row[6] for row in gone_calls)
+    size = sum(row[4] for row in gone) + sum(row.size for row in gone_calls)
     size += sum(16 + len(row[2]) + row[4] for row in garbage)
     return Pruned(tuple(row[0] for row in gone), len(gone_calls), len(garbage), size)
 

@@ -116,7 +116,7 @@ class Writer:
         return self.store.commit(Commit(task=self.task, id=new_id(), **{**given, **fields}))
 
     def call(self, base_seq: int | None = None, **fields: Any) -> CallRow:
-        """Record an intent that stands on the head, or on ``base_seq``."""
+        """Record an intent of step 0 (or another) that stands on the head, or on ``base_seq``."""
         base = base_seq if base_seq is not None else self.seq
         return self.write(call_row(base, **fields)).calls[0]
 

@@ -341,7 +341,7 @@ class CommitTests:
         leaf = writer.leaf()
         assert leaf.seq is not None
         second = writer.call(leaf.seq, status="succeeded")
-        writer.save()
+        writer.save(row={"step": 1})
         store.prune("task", [1, leaf.seq])
         assert store.calls("task")[0] == []
         assert store.pauses("task") == []
@@ -446,6 +446,26 @@ class CommitTests:
         writer.settle(doubts[0])
         writer.write(replace(pauses[0], status="answered"), anyway=True)
         assert self._waiting(store) == (1, 1)
+
+    def test_what_was_passed_waits_for_nobody(self, store: Store) -> None:
+        writer = Writer(store)
+        writer.save()
+        writer.call(status="in_doubt")
+        writer.pause()
+        writer.save()
+        assert self._waiting(store) == (1, 1), "the step is still to be run again"
+        writer.call(status="in_doubt", line=9)
+        writer.pause(line=9)
+        assert self._waiting(store) == (1, 1), "of another line"
+        writer.save(row={"step": 1})
+        assert self._waiting(store) == (0, 0), "somebody has gone on past it"
+        writer.call(status="in_doubt", step=2)
+        assert self._waiting(store) == (1, 0)
+        side = Writer(store, branch="side")
+        side.save(row={"parent_seq": 1}, patch=TaskPatch(branch="side"))
+        assert self._waiting(store) == (0, 0), "of the branch that is current"
+        writer.write(patch=TaskPatch(branch="main"))
+        assert self._waiting(store) == (1, 0)
 
     def test_bytes_written_follow_what_is_new(self, store: Store) -> None:
         writer = Writer(store)

@@ -35,6 +35,7 @@ branches = st.sampled_from(BRANCHES)
 picks = st.integers(0, 63)
 """Chooses among what there is, modulo its number: a draw whose range never changes."""
 contents = st.sets(st.integers(0, 11), max_size=5)
+steps = st.integers(0, 2)
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -46,7 +47,20 @@ class StoreMachine(RuleBasedStateMachine):
             *("first commit", "commit", "new branch", "failure leaf", "repeat", "id taken", "stale commit", "held", "anyway"),
             *("guarded commit", "lost guard", "intent", "result", "stale row", "row not there", "gone", "left out", "question"),
             *("answer", "second answer", "acquire", "acquire refused", "steal", "release", "release by others", "abandon"),
-            *("pin", "prune", "dry run", "delete", "delete refused", "read", "absent", "listing", "calls", "tasks", "patch"),
+            *(
+                "pin",
+                "prune",
+                "kept for a resume",
+                "dry run",
+                "delete",
+                "delete refused",
+                "read",
+                "absent",
+                "listing",
+                "calls",
+                "tasks",
+                "patch",
+            ),
         }
     )
     PERSISTENT: ClassVar[frozenset[str]] = frozenset({"reopen", "crash", "crash in a commit", "whole", "not there"})
@@ -99,7 +113,16 @@ class StoreMachine(RuleBasedStateMachine):
         return found
 
     def _checkpoint(
-        self, name: str, space: str, branch: str, content: set[int], *, whole: bool = True, fork: int = 0, **fields: Any
+        self,
+        name: str,
+        space: str,
+        branch: str,
+        content: set[int],
+        *,
+        whole: bool = True,
+        fork: int = 0,
+        step: int = 0,
+        **fields: Any,
     ) -> Commit:
         head = self._head(name, space, branch)
         known = self.oracle.tasks.get(name, {}).get("checkpoints", {})
@@ -109,7 +132,7 @@ class StoreMachine(RuleBasedStateMachine):
         given: dict[str, Any] = {"guard": self._guard(name), "expect": head}
         given |= {"objects": tuple(o for o in things if o.name not in there), **fields}
         kind = "step" if given.get("moves_head", True) else "failure"
-        row = checkpoint_row(new_id(), things[:1], space=space, branch=branch, parent_seq=parent, kind=kind)
+        row = checkpoint_row(new_id(), things[:1], space=space, branch=branch, parent_seq=parent, kind=kind, step=step)
         if there:
             self.hit("left out")
         return Commit(task=name, id=row.id, checkpoint=row, **given)
@@ -152,10 +175,10 @@ class StoreMachine(RuleBasedStateMachine):
         if c.checkpoint is not None:
             self.told[c.task].append(Head(self.oracle.tasks[c.task]["seq"], c.id))
 
-    @rule(name=tasks, space=spaces, branch=branches, content=contents, whole=st.booleans(), fork=picks)
-    def save(self, name: str, space: str, branch: str, content: set[int], whole: bool, fork: int) -> None:
+    @rule(name=tasks, space=spaces, branch=branches, content=contents, whole=st.booleans(), fork=picks, step=steps)
+    def save(self, name: str, space: str, branch: str, content: set[int], whole: bool, fork: int, step: int) -> None:
         new, first = self._head(name, space, branch) is None, name not in self.oracle.tasks
-        c = self._checkpoint(name, space, branch, content, whole=whole, fork=fork)
+        c = self._checkpoint(name, space, branch, content, whole=whole, fork=fork, step=step)
         if self._commit(c) == "ok":
             self.hit("first commit" if first else "new branch" if new else "guarded commit" if c.guard else "commit")
 
@@ -226,11 +249,12 @@ class StoreMachine(RuleBasedStateMachine):
         count=st.integers(1, 3),
         content=contents,
         with_save=st.booleans(),
+        step=steps,
     )
-    def intend(self, name: str, base: int, status: str, count: int, content: set[int], with_save: bool) -> None:
-        self._intend(name, base, status, count, content, with_save)
+    def intend(self, name: str, base: int, status: str, count: int, content: set[int], with_save: bool, step: int) -> None:
+        self._intend(name, base, status, count, content, with_save, step)
 
-    def _intend(self, name: str, base: int, status: str, count: int, content: set[int], with_save: bool) -> None:
+    def _intend(self, name: str, base: int, status: str, count: int, content: set[int], with_save: bool, step: int = 0) -> None:
         bases = sorted(self.oracle.tasks.get(name, {}).get("checkpoints", {}))
         if not bases:
             return
@@ -244,6 +268,7 @@ class StoreMachine(RuleBasedStateMachine):
                 args=b"\0args",
                 fence=fence,
                 line=1 + base % 2,
+                step=step,
             )
             for _ in range(count)
         ]
@@ -282,11 +307,11 @@ class StoreMachine(RuleBasedStateMachine):
         )
         self.hit({"ok": "result", "Conflict": "stale row", "NotFound": "row not there"}[got])
 
-    @rule(name=tasks, base=picks)
-    def question(self, name: str, base: int) -> None:
+    @rule(name=tasks, base=picks, step=steps)
+    def question(self, name: str, base: int, step: int) -> None:
         bases = sorted(self.oracle.tasks.get(name, {}).get("checkpoints", {}))
         if bases:
-            row = pause_row(bases[base % len(bases)], question=b"\0?")
+            row = pause_row(bases[base % len(bases)], question=b"\0?", step=step)
             c = Commit(task=name, id=new_id(), guard=self._guard(name), pauses=(PauseWrite(row),))
             assert self._commit(c) == "ok"
             self.hit("question")
@@ -361,8 +386,10 @@ class StoreMachine(RuleBasedStateMachine):
     def prune(self, name: str, which: set[int], space: str, dry_run: bool) -> None:
         known = sorted(self.oracle.tasks.get(name, {}).get("checkpoints", {}))
         seqs = {known[i % len(known)] for i in which} if known else which
+        self.oracle.learn_lines(self.ask, name)
         got = self.ask("prune", name, sorted(seqs), space=space, dry_run=dry_run)
-        self.oracle.pruned(name, sorted(seqs), space, dry_run, got)
+        if self.oracle.pruned(name, sorted(seqs), space, dry_run, got):
+            self.hit("kept for a resume")
         if got.seqs:
             self.hit("dry run" if dry_run else "prune")
 

@@ -165,16 +165,30 @@ class Oracle:
 
     # -- removing
 
-    def pruned(self, name: str, seqs: list[int], space: str, dry_run: bool, got: Any) -> None:
+    @staticmethod
+    def _ahead(task: dict[str, Any], branch: dict[str, Any]) -> list[dict[str, Any]]:
+        """The calls and pauses that a resume of a branch would read."""
+        step = task["checkpoints"][branch["head"][0]]["step"] if branch["head"] else 0
+        rows = (*task["calls"].values(), *task["pauses"].values())
+        return [r for r in rows if r["line"] == branch["line"] and r["step"] >= step]
+
+    def pruned(self, name: str, seqs: list[int], space: str, dry_run: bool, got: Any) -> bool:
+        """Compare; whether something had to stay for a resume and for nothing else."""
         task = self.tasks.get(name)
         if task is None:
             assert got.seqs == ()
-            return
+            return False
         must = {s for s, c in task["checkpoints"].items() if c["pinned"] or c["space"] != space}
         for branch in task["branches"].values():
             must |= {branch["head"][0], branch["forked_from"]}
         must |= {c["base_seq"] for c in task["calls"].values() if c["status"] in {"started", "in_doubt", "paused"}}
         must |= {p["base_seq"] for p in task["pauses"].values() if p["status"] != "used"}
+        resumed: set[int] = set()
+        for branch in task["branches"].values():
+            assert branch["line"] is not None
+            resumed |= {r["base_seq"] for r in self._ahead(task, branch)}
+        told = bool(resumed - must & set(seqs))
+        must |= resumed
         may: set[int] = set()
         if self.is_live(name):
             own = [c["base_seq"] for c in task["calls"].values() if c["fence"] == task["lease"]["guard"][0]]
@@ -201,6 +215,7 @@ class Oracle:
                 del task["calls"][no]
             for no in pauses:
                 del task["pauses"][no]
+        return told
 
     # -- the whole
 
@@ -225,8 +240,11 @@ class Oracle:
             row.in_doubt,
             row.open_pauses,
         )
-        doubts = sum(c["status"] == "in_doubt" for c in task["calls"].values())
-        asked = sum(p["status"] == "open" for p in task["pauses"].values())
+        self.learn_lines(ask, name)
+        current = task["branches"].get(("", task["current"]))
+        ahead = self._ahead(task, current or {"line": 1, "head": None})
+        doubts = sum(r["status"] == "in_doubt" for r in ahead)
+        asked = sum(r["status"] == "open" for r in ahead)
         want = (task["status"], task["attempts"], task["current"], head, len(task["checkpoints"]), doubts, asked)
         assert seen == want
         for space in sorted({c["space"] for c in task["checkpoints"].values()} | {""}):
@@ -253,15 +271,21 @@ class Oracle:
         branches = {(b.space, b.name): b for b in ask("branches", name, space)}
         want = {key: b for key, b in task["branches"].items() if key[0] == space}
         assert branches.keys() == want.keys()
-        lines = [b["line"] for b in task["branches"].values()]
         for key, branch in want.items():
             got = branches[key]
-            assert (tuple(got.head), got.forked_from) == (branch["head"], branch["forked_from"])
-            if branch["line"] is None:
-                assert got.line not in lines, "a new branch was given a line that another has"
-                branch["line"] = got.line
-                lines.append(got.line)
-            assert got.line == branch["line"]
+            assert (tuple(got.head), got.forked_from, got.line) == (branch["head"], branch["forked_from"], branch["line"])
+
+    def learn_lines(self, ask: Any, name: str) -> None:
+        """Take over the lines that the store gave to new branches."""
+        task = self.tasks.get(name, _new_task())
+        lines = [b["line"] for b in task["branches"].values()]
+        for space in sorted({space for (space, _), b in task["branches"].items() if b["line"] is None}):
+            for got in ask("branches", name, space):
+                branch = task["branches"][space, got.name]
+                if branch["line"] is None:
+                    assert got.line not in lines, "a new branch was given a line that another has"
+                    branch["line"] = got.line
+                    lines.append(got.line)
 
     def same_checkpoint(self, found: Any, name: str, want: dict[str, Any] | None) -> None:
         if want is None:

@@ -12,10 +12,10 @@ from safepoint.testing.build import Writer, call_row, dump, obj, pause_row, tree
 
 
 def chain(store: Store, length: int = 4, task: str = "task") -> Writer:
-    """A branch of ``length`` checkpoints, each with objects of its own."""
+    """A branch of ``length`` checkpoints, each with objects of its own and one step further; calls of step 0 are passed."""
     writer = Writer(store, task)
     for i in range(length):
-        writer.save(*tree(f"{task}{i}"))
+        writer.save(*tree(f"{task}{i}"), row={"step": i})
     return writer
 
 
@@ -92,7 +92,7 @@ class RemovalTests:
         call = writer.write(call_row(2, status="succeeded", **{place: things[0].name}), objects=things).calls[0]
         assert store.prune("task", [1]).objects == 0
         assert store.calls("task") == ([call], {o.name: o for o in things})
-        writer.save()
+        writer.save(row={"step": 1})
         pruned = store.prune("task", [2])
         assert (pruned.seqs, pruned.calls, pruned.objects) == ((2,), 1, 3)
         assert store.calls("task") == ([], {})
@@ -143,7 +143,8 @@ class RemovalTests:
     def test_what_an_open_call_stands_on_stays(self, store: Store, status: str) -> None:
         writer = chain(store, 3)
         things = tree("things")
-        call = writer.write(call_row(1, status=status, args_refs=things[0].name), objects=things).calls[0]
+        row = call_row(1, status=status, line=9, args_refs=things[0].name)  # on whatever line it is
+        call = writer.write(row, objects=things).calls[0]
         done = writer.call(2, status="succeeded")
         pruned = store.prune("task", [1, 2])
         assert (pruned.seqs, pruned.calls) == ((2,), 1)
@@ -157,10 +158,53 @@ class RemovalTests:
     def test_a_settled_call_goes_with_what_it_stands_on(self, store: Store, status: str) -> None:
         writer = chain(store, 3)
         writer.call(1, status=status)
+        writer.call(1, status=status, line=9, step=7)  # a line that no branch goes on with
         kept = writer.call(3, status=status)
         pruned = store.prune("task", [1])
-        assert (pruned.seqs, pruned.calls) == ((1,), 1)
+        assert (pruned.seqs, pruned.calls) == ((1,), 2)
         assert store.calls("task")[0] == [kept]
+
+    @pytest.mark.parametrize("status", ["succeeded", "failed", "quarantined"])
+    def test_what_the_record_of_a_step_to_be_run_again_stands_on_stays(self, store: Store, status: str) -> None:
+        # A write succeeded, then the process died; somebody saves, and retention wants what the step began from.
+        writer = Writer(store)
+        writer.save()
+        call = writer.call(status=status)
+        later = writer.call(step=1, status=status, superseded=True)
+        writer.save()
+        writer.save()
+        assert store.prune("task", [1, 2]).seqs == (2,)
+        assert store.calls("task")[0] == [call, later]
+        writer.save(row={"step": 1})
+        assert store.prune("task", [1, 3]).seqs == (3,), "the later step is run again"
+        writer.save(row={"step": 2})
+        assert store.prune("task", [1, 4]).seqs == (1, 4)
+        assert store.calls("task")[0] == []
+
+    @pytest.mark.parametrize("inherits", [True, False])
+    def test_a_record_that_a_branch_left_behind_would_read_stays(self, store: Store, inherits: bool) -> None:
+        writer = Writer(store)
+        writer.save()
+        side = Writer(store, branch="side")
+        side.save(row={"parent_seq": 1}, line=1 if inherits else None)
+        writer.save()
+        call = writer.call(status="succeeded")
+        for step in (1, 2):
+            writer.save(row={"step": step})
+        pruned = store.prune("task", [3, 4])
+        assert pruned.seqs == ((4,) if inherits else (3, 4))
+        assert store.calls("task")[0] == ([call] if inherits else [])
+
+    @pytest.mark.parametrize("status", ["open", "answered", "used"])
+    def test_what_a_pause_of_a_step_to_be_run_again_stands_on_stays(self, store: Store, status: str) -> None:
+        writer = Writer(store)
+        writer.save()
+        pause = writer.pause(status=status)
+        writer.save()
+        assert store.prune("task", [1]).seqs == ()
+        assert store.pauses("task") == [pause]
+        writer.save(row={"step": 1})
+        assert store.prune("task", [1, 2]).seqs == ((1, 2) if status == "used" else (2,))
 
     def test_what_an_unused_pause_stands_on_stays(self, store: Store) -> None:
         writer = chain(store, 3)
@@ -180,7 +224,7 @@ class RemovalTests:
         assert row is not None
         run = Writer(store, guard=grant.guard, head=row.head)
         run.call(2, fence=grant.guard.fence, status="succeeded")
-        Writer(store, head=row.head).save(anyway=True)
+        Writer(store, head=row.head).save(anyway=True, row={"step": 9})
         assert store.prune("task", [1, 2]).seqs == (1,)
         store.release("task", grant)
         assert store.prune("task", [1, 2]).seqs == (2,)

@@ -3,8 +3,10 @@
 -- name: tasks
 SELECT t.task, t.status, t.branch, b.head_seq, b.head_id, coalesce(c.step, 0), t.agent, coalesce(i.input, x''), t.attempts,
     t.reason, t.parent, t.raised, t.created_at, t.updated_at,
-    (SELECT count(*) FROM sp_calls WHERE task = t.n AND status = 'in_doubt' AND status IN ('started', 'in_doubt', 'paused')),
-    (SELECT count(*) FROM sp_pauses WHERE k BETWEEN t.n << 32 AND t.n << 32 | 4294967295 AND status = 'open'),
+    (SELECT count(*) FROM sp_calls WHERE task = t.n AND status = 'in_doubt' AND status IN ('started', 'in_doubt', 'paused')
+        AND line = coalesce(b.line, 1) AND step >= coalesce(c.step, 0)),
+    (SELECT count(*) FROM sp_pauses WHERE k BETWEEN t.n << 32 AND t.n << 32 | 4294967295 AND status = 'open'
+        AND line = coalesce(b.line, 1) AND step >= coalesce(c.step, 0)),
     t.checkpoints
 FROM sp_tasks t
 LEFT JOIN sp_branches b ON b.task = t.n AND b.space = '' AND b.name = t.branch

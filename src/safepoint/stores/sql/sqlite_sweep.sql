@@ -5,15 +5,16 @@ SELECT seq, space, pinned, refs, length(root) + length(metadata) + length(metric
 FROM sp_checkpoints WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295
 
 -- name: branches
-SELECT head_seq, forked_from FROM sp_branches WHERE task = ?
+SELECT b.head_seq, b.forked_from, b.line, coalesce(c.step, 0)
+FROM sp_branches b LEFT JOIN sp_checkpoints c ON c.k = (b.task << 32 | b.head_seq) WHERE b.task = ?
 
 -- name: calls
-SELECT no, base_seq, status, fence, args_refs, result_refs,
+SELECT no, base_seq, line, step, status, fence, args_refs, result_refs,
     length(args) + length(args_refs) + coalesce(length(result), 0) + length(result_refs) + length(policy)
 FROM sp_calls WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295
 
 -- name: pauses
-SELECT no, base_seq, status FROM sp_pauses WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295
+SELECT no, base_seq, line, step, status FROM sp_pauses WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295
 
 -- name: objects
 SELECT k, name, refs, stage, length(data) FROM sp_objects WHERE task = ?
