@@ -39,6 +39,19 @@ def test_what_the_plan_says_is_what_happens(part: int, server: Server, effects: 
     print(dict(SEEN))
 
 
+def test_a_failure_stays_passed_when_what_came_after_it_is_asked_anew(server: Server, effects: Effects, db: str) -> None:
+    """Found by the above: the read that shows that the step went on past the failure is set aside, and was no witness."""
+    fails = {"op": "call", "tool": "idm", "n": 1, "how": {"fails": 1, "after": True, "kind": "plain"}, "catch": True}
+    reads = {"op": "call", "tool": "rd", "n": 2, "how": {}, "catch": True}
+    crashes = Crashes(server, effects.world(), db, "t", random.Random(0))
+    crashes.program = {"steps": [[fails, reads, {"op": "raise", "n": 3, "times": 3}]], "save_every": 1}
+    assert [crashes.watched() for _ in range(2)] == ["raised", "raised"]
+    with safepoint.open(f"sqlite:///{db}") as cp:
+        assert [p.action for p in cp.plan("t").calls] == ["raise", "ask_anew"]
+    assert [crashes.watched() for _ in range(2)] == ["raised", "finished"]
+    assert len([e for e in crashes.world.log() if e["op"] == "start" and e["key"] == "t/1"]) == 1
+
+
 class Crashes:
     """One random program from its first death to its end."""
 
