@@ -150,6 +150,64 @@ def test_a_stopped_holder_keeps_the_task_until_it_is_stolen(store, hold):
     assert store.acquire("task", b"").presumed == 1
 
 
+@pytest.mark.parametrize("end", ["lives", "killed"])
+def test_a_holder_whose_lock_file_was_removed_is_presumed_dead_at_most(store, path, hold, end):
+    other = hold()
+    os.remove(f"{path}-locks")
+    if end == "killed":  # that is no longer to be seen
+        other.process.kill()
+        other.process.wait()
+    assert not store.lease("task").live
+    grant = store.acquire("task", people.describe())
+    assert (grant.guard.fence, grant.previous, grant.presumed) == (2, "presumed_dead", 1)
+    if end == "lives":
+        assert other.save() == ["LeaseLost"]
+    assert Writer(store, guard=grant.guard).save().seq == 1
+    # From here on the new file tells the truth, to those who have the old one open too.
+    assert probe_from_outside(path) == "LeaseHeld"
+    store.abandon("task", grant)
+    assert probe_from_outside(path) == "dead"
+
+
+def test_a_holder_goes_on_without_its_lock_file_until_it_is_taken_over(store, path, hold):
+    other = hold()
+    grant = store.acquire("mine", people.describe())
+    assert store.lease("mine").live
+    os.remove(f"{path}-locks")
+    assert other.save() == ["saved", "1"]
+    assert Writer(store, "mine", guard=grant.guard).save().seq == 1
+    assert store.holds("mine", grant.guard)
+    with pytest.raises(LeaseHeld):  # within the process that has it, the claim is known
+        store.acquire("mine", people.describe())
+    # A lease that is taken now is locked where all others look.
+    late = store.acquire("late", people.describe())
+    assert probe_from_outside(path, "late") == "LeaseHeld"
+    assert probe_from_outside(path, "mine") == "presumed_dead"
+    with pytest.raises(LeaseLost):
+        Writer(store, "mine", guard=grant.guard, head=store.task("mine").head).save()
+    store.release("late", late)
+    assert probe_from_outside(path, "late") == "released"
+
+
+def test_a_lock_file_is_named_once_by_many_who_come_first(tmp_path):
+    path = tmp_path / "agent.db-locks"
+    script = (
+        "import sys\nfrom safepoint.stores.oslock import LockFile\nsys.stdin.readline()\n"
+        "claim = LockFile(sys.argv[1]).claim(7)\nprint(claim and claim.file, flush=True)\nsys.stdin.readline()"
+    )
+    started: list[Any] = [
+        subprocess.Popen([sys.executable, "-c", script, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(8)
+    ]
+    for other in started:
+        other.stdin.write("\n")
+        other.stdin.flush()
+    said = [other.stdout.readline().strip() for other in started]
+    for other in started:
+        other.communicate("\n")
+    assert sorted(said) == sorted([path.read_text(), *["None"] * 7])
+
+
 def test_a_holder_in_another_pid_namespace_is_seen(store, hold):
     prefix = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     if shutil.which("unshare") is None or subprocess.run([*prefix, "true"], capture_output=True).returncode:
@@ -294,11 +352,11 @@ def test_threads_contend_and_one_wins(store):
     assert (len(won), len(lost)) == (1, 7)
 
 
-def probe_from_outside(path):
+def probe_from_outside(path, task="task"):
     script = (
         "import sys\nfrom safepoint.stores.sqlite import SQLiteStore\nfrom safepoint.errors import LeaseHeld\n"
-        "try: print(SQLiteStore(sys.argv[1]).acquire('task', b'').previous)\nexcept LeaseHeld: print('LeaseHeld')\n"
+        "try: print(SQLiteStore(sys.argv[1]).acquire(sys.argv[2], b'').previous)\nexcept LeaseHeld: print('LeaseHeld')\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", script, str(path), task], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

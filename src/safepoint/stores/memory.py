@@ -73,6 +73,8 @@ class _Data:
         self.live: set[int] = set()
         """Ids of the leases whose holders have neither released nor abandoned them."""
         self.lease_id = 0
+        self.fence = 0
+        """The highest that a deleted task had."""
         _all.add(self)
 
 
@@ -234,7 +236,7 @@ class MemoryStore(Store):
             else:
                 previous = "dead"
             data.lease_id += 1
-            guard = Guard((last.fence if last is not None else 0) + 1, secrets.token_hex(16))
+            guard = Guard((last.fence if last is not None else data.fence) + 1, secrets.token_hex(16))
             found.lease = LeaseRow(
                 task=task,
                 fence=guard.fence,
@@ -317,6 +319,8 @@ class MemoryStore(Store):
             if found is None:
                 return False
             _refuse_if_held(data, found)
+            if found.lease is not None:
+                data.fence = max(data.fence, found.lease.fence)
             del data.tasks[task]
             return True
 

@@ -48,12 +48,13 @@ class _Look(NamedTuple):
     fence: int | None
     token: str | None
     lease_id: int | None
+    locks: str | None
     state: str | None
     holder: bytes | None
     acquired_at: int | None
 
 
-_NO_LEASE = (None,) * 6
+_NO_LEASE = (None,) * 7
 
 
 class _Stage(NamedTuple):
@@ -224,7 +225,7 @@ class SQLiteStore(Leases, Reads, Store):
             if commit.guard is not None:
                 self._check_guard(task, commit.guard, look)
             elif not commit.anyway:
-                self._refuse_if_held(task, look.state, look.lease_id, look.holder, look.acquired_at)
+                self._refuse_if_held(task, look.state, look.lease_id, look.locks, look.holder, look.acquired_at)
             if new is None and look.last_commit == commit.id:
                 return self._repeated(conn, look, commit)
             if new is not None and at != commit.expect:
@@ -441,10 +442,7 @@ class SQLiteStore(Leases, Reads, Store):
         return sqlite_sweep.pin(self._db, task, seq, pinned, space)
 
     def delete_task(self, task: str) -> bool:
-        def refuse_if_held(state: str, lease_id: int, holder: bytes, acquired_at: int) -> None:
-            self._refuse_if_held(task, state, lease_id, holder, acquired_at)
-
-        return sqlite_sweep.delete_task(self._db, task, refuse_if_held)
+        return sqlite_sweep.delete_task(self._db, task, lambda *lease: self._refuse_if_held(task, *lease))
 
     # -- the store itself
 

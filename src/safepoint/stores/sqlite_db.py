@@ -292,7 +292,7 @@ class Database:
                 # A file with tables of others keeps the numbers that they gave it.
                 fresh = conn.rows("SELECT count(*) FROM sqlite_schema")[0][0] == 0
                 conn.execute((resources.files("safepoint.stores") / "sql" / "sqlite_1.sql").read_text(encoding="utf-8"))
-                conn.execute("INSERT INTO sp_meta VALUES ('schema', ?), ('nonce', 0)", (SCHEMA,))
+                conn.execute("INSERT INTO sp_meta VALUES ('schema', ?), ('nonce', 0), ('fence', 0)", (SCHEMA,))
                 if fresh:
                     conn.execute(f"PRAGMA application_id={APPLICATION_ID}")
                 if conn.rows("PRAGMA user_version") == [(0,)]:

@@ -1,7 +1,8 @@
 """The lease verbs of the SQLite store: a row that says who holds the task, and a locked byte that proves it.
 
 There is no heartbeat and no clock. Each acquisition draws a byte of its own in the -locks file and locks it before its row
-is there; so a row whose byte is free belongs to a dead holder, however it died, and a stopped one keeps its task.
+is there; so a row whose byte is free belongs to a dead holder, however it died, and a stopped one keeps its task. The row
+says in which -locks file: if that was removed since, its holder is presumed dead at most.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class Claimed(Protocol):
     @property
     def lease_id(self) -> int | None: ...
     @property
+    def locks(self) -> str | None: ...
+    @property
     def state(self) -> str | None: ...
 
 
@@ -50,13 +53,19 @@ class Leases:
                 return claim
 
     def _check_guard(self, task: str, guard: Guard, look: Claimed) -> None:
-        if (look.fence, look.token, look.state) != (*guard, "held") or not self._locks.is_held(look.lease_id or 0):
+        if (look.fence, look.token, look.state) != (*guard, "held") or not self._locks.is_held(look.lease_id or 0, look.locks):
             raise refusals.lost(task, guard, look.fence if look.state == "held" else None)
 
     def _refuse_if_held(
-        self, task: str, state: str | None, lease_id: int | None, holder: bytes | None, acquired_at: int | None
+        self,
+        task: str,
+        state: str | None,
+        lease_id: int | None,
+        locks: str | None,
+        holder: bytes | None,
+        acquired_at: int | None,
     ) -> None:
-        if state == "held" and lease_id is not None and self._locks.is_held(lease_id):
+        if state == "held" and lease_id is not None and self._locks.is_held(lease_id, locks):
             raise people.lease_held(task, holder or b"", acquired_at or 0)
 
     def acquire(self, task: str, holder: bytes, *, steal: bool = False) -> Grant:
@@ -84,20 +93,22 @@ class Leases:
         found = conn.rows(self._sql["lease"], (task,))
         if not found:
             n = conn.rows(self._sql["new_task"], (task, now()))[0][0]
-            found = [(n, None, None, None, None, None, None, None)]
-        n, fence, _token, lease_id, state, old, since, presumed = found[0]
+            found = [(n, *[None] * 8)]
+        n, fence, _token, lease_id, locks, state, old, since, presumed = found[0]
+        held = self._locks.is_held(lease_id, locks) if state == "held" else False
         if state is None:
-            previous, fence, presumed = "", 0, 0
+            # A receiver may have seen the fences of a deleted task of this name.
+            previous, fence, presumed = "", conn.rows(self._sql["fence_floor"])[0][0], 0
         elif state == "released":
             previous = "released"
-        elif not self._locks.is_held(lease_id):
+        elif held is False:
             previous = "dead"
-        elif steal:
+        elif steal or held is None:
             previous, presumed = "presumed_dead", fence
         else:
             raise people.lease_held(task, old, since)
         guard = Guard(fence + 1, secrets.token_hex(16))
-        conn.execute(self._sql["take"], (n, *guard, claim.byte, holder, now(), presumed))
+        conn.execute(self._sql["take"], (n, *guard, claim.byte, claim.file, holder, now(), presumed))
         conn.execute(self._sql["taken"], (now(), n))
         return Grant(guard, previous, presumed, claim)
 
@@ -115,7 +126,7 @@ class Leases:
         try:
             with self._db.writing(True) as conn:
                 found = conn.rows(self._sql["lease"], (task,))
-                if found and tuple(found[0][1:3]) == grant.guard and found[0][4] == "held":
+                if found and tuple(found[0][1:3]) == grant.guard and found[0][5] == "held":
                     n = found[0][0]
                     conn.execute(self._sql["give_back"], (n, *grant.guard))
                     patch_task(conn, n, patch)

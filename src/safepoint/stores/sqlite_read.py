@@ -116,8 +116,8 @@ class Reads:
             found = conn.rows(reads()["lease"], (task,))
         if not found:
             return None
-        fence, token, lease_id, state, holder, acquired_at, presumed = found[0]
-        live = state == "held" and self._locks.is_held(lease_id)
+        fence, token, lease_id, locks, state, holder, acquired_at, presumed = found[0]
+        live = state == "held" and self._locks.is_held(lease_id, locks) is True
         return LeaseRow(
             task=task,
             fence=fence,
@@ -134,7 +134,7 @@ class Reads:
     def holds(self, task: str, guard: Guard) -> bool:
         with self._db.reading() as conn:
             found = conn.rows(reads()["lease"], (task,))
-        return bool(found) and found[0][:2] == guard and found[0][3] == "held" and self._locks.is_held(found[0][2])
+        return bool(found) and found[0][:2] == guard and found[0][4] == "held" and bool(self._locks.is_held(*found[0][2:4]))
 
 
 def _closure(conn: Connection, n: int, roots: Iterable[bytes]) -> dict[bytes, Obj]:

@@ -75,8 +75,8 @@ def _prune(conn: Connection, locks: LockFile, n: int, wanted: set[int], space: s
     branches = conn.rows(st["branches"], (n,))
     kept = {seq for row in branches for seq in row[:2]}
     kept.update(seq for seq, _, pinned, _, _ in checkpoints if pinned)
-    lease = conn.rows("SELECT fence, lease_id FROM sp_leases WHERE task = ? AND state = 'held'", (n,))
-    live = lease[0][0] if lease and locks.is_held(lease[0][1]) else None
+    lease = conn.rows("SELECT fence, lease_id, locks FROM sp_leases WHERE task = ? AND state = 'held'", (n,))
+    live = lease[0][0] if lease and locks.is_held(*lease[0][1:]) is not False else None
     kept |= retention.stood_on([retention.At(*row[2:]) for row in branches], calls, pauses, live)
     gone = [row for row in checkpoints if row[0] in wanted and row[1] == space and row[0] not in kept]
     bases = {row[0] for row in gone}
@@ -125,15 +125,16 @@ def pin(db: Database, task: str, seq: int, pinned: bool, space: str) -> bool:
         raise _again("pinned", task, failed) from failed.cause
 
 
-def delete_task(db: Database, task: str, refuse_if_held: Callable[[str, int, bytes, int], None]) -> bool:
+def delete_task(db: Database, task: str, refuse_if_held: Callable[..., None]) -> bool:
     try:
         with db.writing(True) as conn:
             at = conn.rows(reads()["number"], (task,))
             if not at:
                 return False
             n = at[0][0]
-            for lease in conn.rows("SELECT state, lease_id, holder, acquired_at FROM sp_leases WHERE task = ?", (n,)):
+            for fence, *lease in conn.rows(sql("sqlite_sweep")["lease"], (n,)):
                 refuse_if_held(*lease)
+                conn.execute(sql("sqlite_sweep")["raise_fence_floor"], (fence,))
             for table in _TABLES:
                 conn.execute(f"DELETE FROM sp_{table} WHERE {_range(table)}", (n,))
             # A big save on its way to this task finds its stage gone, and sends everything again.

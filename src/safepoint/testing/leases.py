@@ -156,6 +156,23 @@ class LeaseTests:
         assert fences == sorted(set(fences))
         assert len(tokens) == len(fences)
 
+    def test_the_fence_goes_on_rising_after_a_deletion(self, store: Store) -> None:
+        # A receiver that refuses stale fences knows the name of the task, and not that it was deleted.
+        for _ in range(3):
+            grant = store.acquire("task", HOLDER)
+            store.release("task", grant)
+        low = store.acquire("other", HOLDER)
+        store.release("other", low)
+        assert store.delete_task("task")
+        assert store.delete_task("other")
+        again = store.acquire("task", HOLDER)
+        assert again.guard.fence > grant.guard.fence
+        assert (again.previous, again.presumed) == ("", 0)
+        store.abandon("task", again)
+        assert store.delete_task("task")
+        Writer(store).save()
+        assert store.acquire("task", HOLDER).guard.fence > again.guard.fence
+
     def test_leases_of_tasks_are_separate(self, store: Store) -> None:
         grants = [store.acquire(f"t{i}", HOLDER) for i in range(300)]
         for i in range(0, 300, 2):

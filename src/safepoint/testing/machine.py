@@ -404,7 +404,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.hit("delete refused")
             return
         assert there is (name in self.oracle.tasks)
-        if self.oracle.tasks.pop(name, None) is not None:
+        if self.oracle.deleted(name):
             self.hit("delete")
             # Commits of a life that is over would come back as new ones.
             self.sent = [c for c in self.sent if c.task != name]

@@ -23,6 +23,7 @@ class Oracle:
         self.tasks: dict[str, dict[str, Any]] = {}
         self.world: dict[bytes, tuple[bytes, bytes]] = {}
         """Every object there ever was: name -> (refs, data)."""
+        self.deleted_fence = 0
 
     # -- objects
 
@@ -135,7 +136,7 @@ class Oracle:
             if previous == "presumed_dead":
                 presumed = fence
         assert (grant.previous, grant.presumed) == (previous, presumed)
-        assert grant.guard.fence > fence
+        assert grant.guard.fence > max(fence, self.deleted_fence if old is None else 0)
         if old is not None:
             assert grant.guard.fence == fence + 1
             assert grant.guard.token != old["guard"][1]
@@ -216,6 +217,12 @@ class Oracle:
             for no in pauses:
                 del task["pauses"][no]
         return told
+
+    def deleted(self, name: str) -> bool:
+        task = self.tasks.pop(name, None)
+        if task is not None and task["lease"] is not None:
+            self.deleted_fence = max(self.deleted_fence, task["lease"]["guard"][0])
+        return task is not None
 
     # -- the whole
 

@@ -4,6 +4,8 @@
 -- (task << 32 | number): that is the unique index over both, without the bytes and the page of a second tree at each save.
 -- Objects lie in a rowid table in the order they came; keyed by name they would be three times larger and slower.
 
+-- schema: of these tables. nonce: counts writes that mean nothing. fence: the highest that a deleted task had, and no new one
+-- gets that or a lower one.
 CREATE TABLE sp_meta (key TEXT NOT NULL PRIMARY KEY, value ANY) STRICT, WITHOUT ROWID;
 
 -- Counters live here and never run backwards, so that no number is given twice, whatever is deleted.
@@ -162,11 +164,13 @@ CREATE TABLE sp_pauses (
     answer BLOB
 ) STRICT;
 
+-- lease_id: the byte that the holder has locked; locks: the name inside the -locks file that it is locked in.
 CREATE TABLE sp_leases (
     task INTEGER PRIMARY KEY,
     fence INTEGER NOT NULL,
     token TEXT NOT NULL,
     lease_id INTEGER NOT NULL,
+    locks TEXT NOT NULL,
     state TEXT NOT NULL,
     holder BLOB NOT NULL,
     acquired_at INTEGER NOT NULL,

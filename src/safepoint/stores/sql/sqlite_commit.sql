@@ -5,7 +5,7 @@
 SELECT n, next_seq, next_call, next_pause, next_line, position, branch, last_commit FROM sp_tasks WHERE task = ?
 
 -- name: look_lease
-SELECT fence, token, lease_id, state, holder, acquired_at FROM sp_leases WHERE task = ?
+SELECT fence, token, lease_id, locks, state, holder, acquired_at FROM sp_leases WHERE task = ?
 
 -- name: look_branch
 SELECT head_seq, head_id FROM sp_branches WHERE task = ? AND space = ? AND name = ?
@@ -54,12 +54,15 @@ INSERT INTO sp_branches (task, space, name, head_seq, head_id, line, forked_from
 UPDATE sp_branches SET head_seq = ?4, head_id = ?5 WHERE task = ?1 AND space = ?2 AND name = ?3
 
 -- name: lease
-SELECT t.n, l.fence, l.token, l.lease_id, l.state, l.holder, l.acquired_at, l.presumed
+SELECT t.n, l.fence, l.token, l.lease_id, l.locks, l.state, l.holder, l.acquired_at, l.presumed
 FROM sp_tasks t LEFT JOIN sp_leases l ON l.task = t.n WHERE t.task = ?
 
 -- name: take
-INSERT OR REPLACE INTO sp_leases (task, fence, token, lease_id, state, holder, acquired_at, presumed)
-VALUES (?, ?, ?, ?, 'held', ?, ?, ?)
+INSERT OR REPLACE INTO sp_leases (task, fence, token, lease_id, locks, state, holder, acquired_at, presumed)
+VALUES (?, ?, ?, ?, ?, 'held', ?, ?, ?)
+
+-- name: fence_floor
+SELECT value FROM sp_meta WHERE key = 'fence'
 
 -- name: taken
 UPDATE sp_tasks SET status = 'running', attempts = attempts + 1, updated_at = ? WHERE n = ?

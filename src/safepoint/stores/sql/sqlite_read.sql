@@ -33,7 +33,7 @@ WITH RECURSIVE cut (i) AS (VALUES (1) UNION ALL SELECT i + 16 FROM cut LIMIT ?3)
 SELECT o.name, o.refs, o.data FROM cut CROSS JOIN sp_objects o ON o.task = ?2 AND o.name = substr(?1, cut.i, 16)
 
 -- name: lease
-SELECT l.fence, l.token, l.lease_id, l.state, l.holder, l.acquired_at, l.presumed
+SELECT l.fence, l.token, l.lease_id, l.locks, l.state, l.holder, l.acquired_at, l.presumed
 FROM sp_leases l JOIN sp_tasks t ON t.n = l.task WHERE t.task = ?
 
 -- name: calls

@@ -34,5 +34,11 @@ DELETE FROM sp_objects WHERE k = ?
 -- name: swept
 UPDATE sp_tasks SET checkpoints = checkpoints - ?2, sweeps = sweeps + 1 WHERE n = ?1
 
+-- name: lease
+SELECT fence, state, lease_id, locks, holder, acquired_at FROM sp_leases WHERE task = ?
+
+-- name: raise_fence_floor
+UPDATE sp_meta SET value = max(value, ?) WHERE key = 'fence'
+
 -- name: pin
 UPDATE sp_checkpoints SET pinned = ?2 WHERE k = ?1 AND space = ?3
