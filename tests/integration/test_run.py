@@ -329,3 +329,30 @@ def test_a_sync_run_does_not_block_an_event_loop(cp):
 
     asyncio.run(main())
     assert cp.tasks() == []
+
+
+def test_of_two_answers_one_stands(url):
+    with safepoint.open(url) as inner:
+        with pytest.raises(DecisionNeeded), inner.resume("t") as run:
+            run.pause("p")
+        store = Failing(inner.store)
+
+        def first_come(commit):
+            store.before = lambda c: None
+            inner.answer("t", "p", "first")
+
+        store.before = first_come
+        with pytest.raises(safepoint.AlreadyAnswered):
+            safepoint.open(store).answer("t", "p", "second")
+        assert inner.pauses("t", status=None)[0].answer == "first"
+
+
+def test_a_store_that_fails_at_the_release_masks_nothing(url, caplog, monkeypatch):
+    with safepoint.open(url) as cp:
+        monkeypatch.setattr(cp.store, "release", lambda *a: (_ for _ in ()).throw(safepoint.Unavailable("gone")))
+        with pytest.raises(ValueError, match="mine"), cp.resume("t"):
+            raise ValueError("mine")
+        assert "could not be released" in caplog.text
+        monkeypatch.undo()
+        with cp.resume("t") as run:
+            assert run.recovery.previous == "dead"
