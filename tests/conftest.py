@@ -1,10 +1,12 @@
 """What holds for every test: Hypothesis profiles, a clean environment, and soak tests only in soak."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from safepoint import tools
 from tests.support.scale import SOAK
 
 # No deadline and no complaint about slowness: on a busy machine with two cores both would only report the machine.
@@ -27,3 +29,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if soak:
         config.hook.pytest_deselected(items=soak)
         items[:] = [item for item in items if not item.get_closest_marker("soak")]
+
+
+@pytest.fixture(autouse=True)
+def names_of_tools() -> Iterator[None]:
+    """Each test may declare tools as a process of its own would: those of others live on in exceptions that pytest keeps."""
+    before = dict(tools._registry.named)
+    yield
+    tools._registry.named = before

@@ -6,10 +6,11 @@ travel further than stores do.
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple
@@ -327,22 +328,40 @@ class Unknown:
     reason: str = ""
 
 
+def exception_types(given: object, what: str) -> tuple[type[BaseException], ...]:
+    """One exception class or several, as a tuple. UsageError for anything else."""
+    several = (given,) if isinstance(given, type) else tuple(given) if isinstance(given, Iterable) else None
+    if several is None or not all(isinstance(t, type) and issubclass(t, BaseException) for t in several):
+        raise UsageError(f"{what} must be an exception class or several", "", "Pass TimeoutError, or (TimeoutError, OSError).")
+    return several
+
+
+def _not(value: object) -> str:
+    """What it is instead: a number, or the type of anything else."""
+    return f", not {value!r}" if isinstance(value, int | float) else f", not a {type(value).__name__}"
+
+
 @dataclass(frozen=True, slots=True)
 class Retry:
     """How often a failed call is tried in all, and how long to wait in between.
 
     ``backoff`` is the first wait in seconds; each further one is twice as long, up to ``max_backoff``. ``on`` limits the
-    retries to these exception types.
+    retries to these exception types (one class, or several).
     """
 
     attempts: int = 1
     backoff: float = 0.1
     max_backoff: float = 30.0
-    on: tuple[type[BaseException], ...] = (Exception,)
+    on: type[BaseException] | tuple[type[BaseException], ...] = (Exception,)
 
     def __post_init__(self) -> None:
-        if self.attempts < 1 or self.backoff < 0 or self.max_backoff < 0:
-            raise UsageError("Retry needs attempts >= 1 and waits >= 0", "", "Correct the numbers.")
+        if type(self.attempts) is not int or self.attempts < 1:
+            raise UsageError(f"Retry(attempts=) must be an int of at least 1{_not(self.attempts)}", "", "Correct the number.")
+        for name in ("backoff", "max_backoff"):
+            seconds = getattr(self, name)
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+                raise UsageError(f"Retry({name}=) must be seconds, 0 or more{_not(seconds)}", "", "Correct the number.")
+        object.__setattr__(self, "on", exception_types(self.on, "Retry(on=)"))
 
     def wait(self, attempt: int) -> float:
         """Seconds to wait after the ``attempt``-th try (from 1) failed."""

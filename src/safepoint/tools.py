@@ -7,17 +7,23 @@ call, so that ``plan`` and the command line can say what will happen without the
 
 from __future__ import annotations
 
+import difflib
 import functools
+import gc
 import inspect
 import json
+import math
+import operator
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+from types import FunctionType, MethodType
+from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, cast, overload
 
 from safepoint.errors import UsageError
-from safepoint.model import Call, Done, Effect, NotDone, Retry, Unknown, check_id
+from safepoint.model import Call, Done, Effect, NotDone, Retry, Unknown, check_id, exception_types
 from safepoint.rules.policy import REPLAN, Policy, Replan
 
 P = ParamSpec("P")
@@ -51,17 +57,108 @@ class Current:
     call: Any = None
     paused: BaseException | None = None
     """The pause that the tool asked for; sticks even if the tool swallows it."""
+    hook: bool = False
+    """In a hook between two steps, where no call belongs to any."""
 
 
 current: ContextVar[Current | None] = ContextVar("safepoint_current", default=None)
 live_runs: weakref.WeakSet[Caller] = weakref.WeakSet()
 
-_tools: weakref.WeakValueDictionary[str, Tool[Any, Any]] = weakref.WeakValueDictionary()
+
+class _Registry:
+    """All live tools by their stored names, held weakly. Two of one name are a fault that shows when the name is used."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # declaring may make the collector run, and that anybody's __del__
+        self.named: dict[str, tuple[weakref.ref[Tool[Any, Any]], ...]] = {}
+        self.sweep_at = 256
+
+    def add(self, tool: Tool[Any, Any]) -> None:
+        with self.lock:
+            # The newest last; those that are dead, or were the same tool, give way.
+            others = (r for r in self.named.get(tool.name, ()) if (t := r()) is not None and not _same_tool(t, tool))
+            self.named[tool.name] = (*others, weakref.ref(tool))
+            if len(self.named) > self.sweep_at:  # names made up for each request must not pile up
+                self.named = {n: refs for n, refs in self.named.items() if any(r() is not None for r in refs)}
+                self.sweep_at = 2 * len(self.named) + 256
+
+    def only(self, name: str) -> Tool[Any, Any] | None:
+        """The one live tool of this name. Two: UsageError."""
+        found = self._live(name)
+        if len(found) > 1:
+            del found
+            gc.collect()  # the older ones may be unreachable, and not collected yet
+            found = self._live(name)
+        if len(found) > 1:
+            raise UsageError(
+                f"{len(found)} different tools are named {name!r}",
+                f"they are made at {', '.join(sorted({_place(t.fn) for t in found}))}, and a call is stored with the name alone: "
+                "after a crash it could be taken for the other tool's",
+                "Give each a name of its own, the same in every process: @tool(name=…) or @model(name=…).",
+                tool=name,
+            )
+        return found[0] if found else None
+
+    def _live(self, name: str) -> list[Tool[Any, Any]]:
+        return [t for r in self.named.get(name, ()) if (t := r()) is not None]
+
+
+def _same_tool(a: Tool[Any, Any], b: Tool[Any, Any]) -> bool:
+    """Whether one function was declared twice, so that the newer declaration stands for both."""
+    f, g = a.fn, b.fn
+    return f is g or _reloaded(f, g) or (_alike(f, g) and _alike(a.verify, b.verify) and _alike(a.key, b.key))
+
+
+def _reloaded(f: Any, g: Any) -> bool:
+    """The same lines of a module, or of a notebook's cell, that were executed again."""
+    x, y = getattr(f, "__code__", None), getattr(g, "__code__", None)
+    # One code object twice means the siblings of a factory, and so does a function within one.
+    if x is None or y is None or x is y or "<" in x.co_qualname + x.co_filename:
+        return False
+    return (x.co_filename, x.co_firstlineno, x.co_qualname) == (y.co_filename, y.co_firstlineno, y.co_qualname)
+
+
+def _alike(f: Any, g: Any) -> bool:
+    """One function, or two that a factory made of the very same parts: they do the same."""
+    if f is g:
+        return True
+    if isinstance(f, MethodType) and isinstance(g, MethodType):
+        return f.__func__ is g.__func__ and f.__self__ is g.__self__
+    if not isinstance(f, FunctionType) or not isinstance(g, FunctionType):
+        return False
+    try:
+        parts, others = _parts(f), _parts(g)
+    except ValueError:  # a variable that has no value yet
+        return False
+    return len(parts) == len(others) and all(map(operator.is_, parts, others))
+
+
+def _parts(fn: FunctionType) -> list[object]:
+    named = [part for pair in sorted((fn.__kwdefaults__ or {}).items()) for part in pair[1:]]
+    return [fn.__code__, fn.__globals__, *(c.cell_contents for c in fn.__closure__ or ()), *(fn.__defaults__ or ()), *named]
+
+
+def _place(fn: Any) -> str:
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else f"an object of {type(fn).__qualname__}"
+
+
+_registry = _Registry()
 
 
 def tool_named(name: str) -> Tool[Any, Any] | None:
-    """The tool of this stored name, if its module has been imported in this process."""
-    return _tools.get(name)
+    """The tool of this stored name, if its module has been imported in this process.
+
+    Raises:
+        UsageError: several live tools have it.
+    """
+    return _registry.only(name)
+
+
+def sole(tool: Tool[Any, Any]) -> None:
+    """Raise UsageError if another live tool has this one's name: neither may be journaled, as the record would not say which."""
+    if len(_registry.named.get(tool.name, ())) > 1:
+        _registry.only(tool.name)
 
 
 class Tool(Generic[P, R]):
@@ -83,7 +180,7 @@ class Tool(Generic[P, R]):
         functools.update_wrapper(self, fn)
         self.fn = fn
         self.effect = effect
-        self.name = name or f"{fn.__module__}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"
+        self.name = f"{fn.__module__}.{getattr(fn, '__qualname__', type(fn).__qualname__)}" if name is None else name
         self.verify = verify
         self.policy = policy
         self.encoded_policy = policy.encode()
@@ -92,7 +189,10 @@ class Tool(Generic[P, R]):
         self.timeout = timeout
         self.key = key
         self.is_async = is_async(fn)
-        self.signature = inspect.signature(fn)
+        try:
+            self.signature = inspect.signature(fn)
+        except (TypeError, ValueError):
+            self._refuse("its parameters cannot be read, as of many functions written in C", "Wrap it in a def of your own.")
         self.injects = frozenset(
             p.name for p in self.signature.parameters.values() if p.kind is p.KEYWORD_ONLY and p.name in INJECTED
         )
@@ -101,22 +201,36 @@ class Tool(Generic[P, R]):
         )
         self._kinds = {p.name: p.kind for p in self._bindable.parameters.values()}
         self._check()
-        _tools[self.name] = self
+        _registry.add(self)
+
+    def _refuse(self, why: str, remedy: str) -> NoReturn:
+        raise UsageError(f"tool {self.name!r} cannot be declared like this", why, remedy)
 
     def _check(self) -> None:
-        def refuse(why: str, remedy: str) -> None:
-            raise UsageError(f"tool {self.name!r} cannot be declared like this", why, remedy)
-
-        check_id(self.name, "a tool's name")
+        refuse = self._refuse
+        check_id(self.name, "name of a tool")
+        first = next(iter(self.signature.parameters), None)
+        if first in ("self", "cls"):
+            refuse(
+                f"its first parameter is {first}, as of a method, and a decorated method is not bound to its object",
+                "Decorate a function, or declare the bound method of one object: tool(obj.method, name=…).",
+            )
         if self.effect not in EFFECTS:
             refuse(f"effect {self.effect!r} is not one of {', '.join(EFFECTS)}", "Name one of them.")
         if inspect.isgeneratorfunction(self.fn) or inspect.isasyncgenfunction(self.fn):
             refuse("it is a generator; a call has one result", "Return the whole value.")
         if self.policy.replan not in REPLAN:
             refuse(f"replan={self.policy.replan!r} is not one of {', '.join(REPLAN)}", "Name one of them.")
-        for what, seconds in (("timeout", self.timeout), ("key_ttl", self.policy.key_ttl), ("settle_after", self.policy.settle)):
-            if seconds is not None and not seconds >= 0:
-                refuse(f"{what}={seconds!r} is no number of seconds", "Pass 0 or more.")
+        for what, seconds in (
+            ("timeout", self.timeout),
+            ("key_ttl", self.policy.key_ttl),
+            ("settle_after", self.policy.settle),
+        ):
+            if seconds is None and what != "settle_after":
+                continue
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+                shown = repr(seconds) if isinstance(seconds, int | float) else f"a {type(seconds).__name__}"
+                refuse(f"{what}={shown} is no number of seconds", "Pass an int or a float of 0 or more.")
         if self.policy.key_ttl is not None and self.effect != "idempotent":
             refuse(f"key_ttl= belongs to effect='idempotent', this is {self.effect!r}", "Drop it.")
         if self.policy.final and self.verify is None:
@@ -129,10 +243,19 @@ class Tool(Generic[P, R]):
             refuse(
                 "a transactional tool runs inside the journal's transaction and must be sync and short", "Make it a plain def."
             )
+        if self.effect == "transactional" and "connection" not in self.injects:
+            refuse(
+                "a transactional tool writes its effect through the journal's own connection, and this one does not take it",
+                "Take it as a keyword-only parameter: def f(…, *, connection).",
+            )
         if "connection" in self.injects and self.effect != "transactional":
             refuse("only transactional tools get a connection", "Declare effect='transactional'.")
         if self.verify is not None and self.effect != "write":
             refuse(f"a verifier belongs to effect='write', this is {self.effect!r}", "Drop verify=, or declare a write.")
+        if self.verify is not None and not _takes_one(self.verify):
+            refuse("verify= is to be called with the Call alone, and cannot be", "Give a function of one parameter.")
+        if self.key is not None and not callable(self.key):
+            refuse(f"key= is a {type(self.key).__name__}", "Give a function of the tool's own parameters.")
         if self.policy.dedups and not self.injects & {"idempotency_key", "fence"}:
             refuse(
                 "receiver_dedups=True needs the receiver to get something to compare",
@@ -164,9 +287,22 @@ class Tool(Generic[P, R]):
         try:
             bound = self._bindable.bind(*args, **kwargs)
         except TypeError as error:
-            raise UsageError(f"tool {self.name!r} cannot be called like this", str(error), "Nothing was run.") from None
+            raise UsageError(
+                f"tool {self.name!r} cannot be called like this", self._misfit(kwargs, error), "Nothing was run."
+            ) from None
         bound.apply_defaults()
         return dict(bound.arguments)
+
+    def _misfit(self, kwargs: Mapping[str, Any], error: TypeError) -> str:
+        # By our own words: bind() complains of what is missing before it names what it does not know.
+        takes = f"it takes {', '.join(self._kinds)}" if self._kinds else "it takes no arguments"
+        unknown = [name for name in kwargs if name not in self._kinds]
+        if unknown and inspect.Parameter.VAR_KEYWORD not in self._kinds.values():
+            return f"it has no parameter {', '.join(map(repr, unknown))}; {takes}"
+        for name in INJECTED & self._kinds.keys():
+            if f"'{name}'" in str(error):
+                return f"{name} is filled in by the run only if it is keyword-only: def f(…, *, {name})"
+        return f"{error}; {takes}"
 
     def from_json(self, arguments: Mapping[str, Any] | str) -> dict[str, Any]:
         """Arguments as a model gives them: a mapping, or its JSON text."""
@@ -237,7 +373,7 @@ def tool(
     key: Callable[..., Any] | None = None,
     key_ttl: float | None = None,
     replan: Replan = "park",
-    failed_on: Iterable[type[BaseException]] = (),
+    failed_on: type[BaseException] | Iterable[type[BaseException]] = (),
     retry: Retry | None = None,
     timeout: float | None = None,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
@@ -246,9 +382,11 @@ def tool(fn: Any = None, /, **options: Any) -> Any:
 
     Args:
         effect: ``write`` (the default: unknown outcomes are never repeated blindly), ``read`` (may be repeated),
-            ``idempotent`` (repeated with the same ``idempotency_key``), ``transactional`` (effect and record are one
-            database transaction; the function takes ``connection`` as a keyword-only parameter).
-        name: Stored name; module and qualified name by default. Give one if the function may move.
+            ``idempotent`` (repeated with the same ``idempotency_key``, if it takes one; without, it is idempotent by
+            itself), ``transactional`` (effect and record are one database transaction; the function takes ``connection``
+            as a keyword-only parameter).
+        name: Stored name; module and qualified name by default. Give one if the function may move, and to each of several
+            that are made by one factory.
         verify: Asked after a crash whether a write happened; takes the ``Call``, answers ``Done(result)``, ``NotDone()``
             or ``Unknown(reason)``. May be async.
         verify_is_final: ``NotDone()`` also means that it cannot happen later any more.
@@ -257,7 +395,7 @@ def tool(fn: Any = None, /, **options: Any) -> Any:
         key: From the arguments to the business operation, for models that plan the same thing in other words.
         key_ttl: Seconds for which the receiver remembers an ``idempotency_key``.
         replan: What to do with a call of other arguments while a write of this tool that happened is unclaimed.
-        failed_on: Exceptions that prove that the effect did not happen.
+        failed_on: Exceptions that prove that the effect did not happen: one class, or several.
         retry: How often to try again what has failed.
         timeout: Seconds, async tools only.
 
@@ -265,10 +403,7 @@ def tool(fn: Any = None, /, **options: Any) -> Any:
         UsageError: a combination that cannot be kept.
     """
 
-    def decorate(f: Callable[..., Any]) -> Tool[..., Any]:
-        return _declare(f, model=False, **options)
-
-    return decorate if fn is None else decorate(fn)
+    return _decorator("tool", fn, options)
 
 
 @overload
@@ -283,10 +418,68 @@ def model(fn: Any = None, /, **options: Any) -> Any:
     Recorded with it, where the reply or the arguments tell: model name, temperature, seed, usage.
     """
 
-    def decorate(f: Callable[..., Any]) -> Tool[..., Any]:
-        return _declare(f, model=True, effect="read", **options)
+    return _decorator("model", fn, options)
+
+
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "tool": (
+        "effect", "name", "verify", "verify_is_final", "receiver_dedups", "settle_after", "key", "key_ttl", "replan", "failed_on",
+        "retry", "timeout",
+    ),
+    "model": ("name", "retry", "timeout"),
+}  # fmt: skip
+
+
+def _decorator(verb: str, fn: Any, options: dict[str, Any]) -> Any:
+    """What ``tool`` and ``model`` share; everything that can be found wrong without the function is, at once."""
+    known = _OPTIONS[verb]
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            why = "a model call is always a read" if verb == "model" and name in _OPTIONS["tool"] else ""
+            remedy = f"Did you mean {close[0]}=? " if close else ""
+            raise UsageError(f"{verb}() has no option {name!r}", why, f"{remedy}It takes {', '.join(known)}.")
+    retry = options.get("retry")
+    if retry is not None and not isinstance(retry, Retry):
+        raise UsageError(f"{verb}() was given a {type(retry).__name__} as retry=", "", "Pass Retry(attempts=3).")
+    if verb == "model":
+        options["effect"] = "read"
+    if "failed_on" in options:
+        options["failed_on"] = exception_types(options["failed_on"], "failed_on")
+
+    def decorate(f: Any) -> Tool[..., Any]:
+        if isinstance(f, staticmethod):
+            f = f.__func__
+        if isinstance(f, Tool):
+            raise UsageError(f"{f.name!r} is a tool already", "", f"Declare it once; its function is {verb}'s tool.fn.")
+        if isinstance(f, classmethod):
+            raise UsageError(
+                "a class method cannot be a tool",
+                "it is bound to its class only later",
+                f"Decorate a function, or write {verb}(TheClass.method) below the class.",
+            )
+        if not callable(f):
+            hint = f" An effect is named as in {verb}(effect={f!r})." if verb == "tool" and isinstance(f, str) else ""
+            raise UsageError(
+                f"{verb}() was given a {type(f).__name__}, no function",
+                "",
+                f"Write @{verb} or @{verb}(…) above a function.{hint}",
+            )
+        return _declare(f, model=verb == "model", **options)
 
     return decorate if fn is None else decorate(fn)
+
+
+def _takes_one(fn: Any) -> bool:
+    if not callable(fn):
+        return False
+    try:
+        inspect.signature(fn).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # written in C: only the call itself would tell
+        pass
+    return True
 
 
 def _declare(
@@ -302,7 +495,7 @@ def _declare(
     key: Callable[..., Any] | None = None,
     key_ttl: float | None = None,
     replan: Replan = "park",
-    failed_on: Iterable[type[BaseException]] = (),
+    failed_on: tuple[type[BaseException], ...] = (),
     retry: Retry | None = None,
     timeout: float | None = None,
 ) -> Tool[..., Any]:
@@ -324,7 +517,7 @@ def _declare(
         name=name,
         verify=verify,
         policy=policy,
-        failed_on=tuple(failed_on),
+        failed_on=failed_on,
         retry=retry,
         timeout=timeout,
         key=key,

@@ -5,7 +5,7 @@ import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from safepoint import NotDone, tool
+from safepoint import NotDone, tool, tools
 from safepoint.stores.base import Store
 
 __all__ = ["CANARY", "Death", "Failing", "NotStorable", "World", "declare", "died", "statuses"]
@@ -100,7 +100,18 @@ def declare(world, effect="write", *, name=None, verify=False, **options):
         options["verify"] = world.verify
         options.setdefault("settle_after", 0)
 
-    @tool(effect=effect, name=name or f"test-{effect}", **options)
+    options["name"] = name or f"test-{effect}"
+    # As in the process of a later day: what was declared before is not there any more, whoever may still hold it here.
+    tools._registry.named.pop(options["name"], None)
+    if effect == "transactional":
+
+        @tool(effect=effect, **options)
+        def book(x=0, *more, connection):
+            return world.act(x, *more)
+
+        return book
+
+    @tool(effect=effect, **options)
     def act(x=0, *more):
         return world.act(x, *more)
 
