@@ -602,6 +602,52 @@ def test_an_unknown_end_of_a_transaction_is_settled(store, held, monkeypatch):
     assert effects(store) == [1]
 
 
+def test_a_transaction_that_did_not_land_says_so(store, held, monkeypatch):
+    call = held.call(effect="transactional")
+    with monkeypatch.context() as patch:
+        Sabotage(patch, lands=False)
+        with pytest.raises(Unavailable, match="did not land") as raised:
+            run_tool(store, held, lambda conn: conn.execute("INSERT INTO effects VALUES (1)"), call)
+    assert raised.value.details["landed"] is False
+    assert raised.value.details["id"]
+    assert "unknown" not in raised.value.details
+    assert effects(store) == []
+    assert store.calls("task")[0] == [call]
+    run_tool(store, held, lambda conn: conn.execute("INSERT INTO effects VALUES (2)"), call)
+    assert effects(store) == [2]
+
+
+@pytest.mark.parametrize("lands", [True, False])
+def test_a_transaction_that_nobody_can_ask_about_is_whole_or_absent(store, held, monkeypatch, lands):
+    call = held.call(effect="transactional")
+    with monkeypatch.context() as patch:
+        Sabotage(patch, lands=lands, times=2)
+        with pytest.raises(Unavailable, match="not known") as raised:
+            run_tool(store, held, lambda conn: conn.execute("INSERT INTO effects VALUES (1)"), call)
+    assert raised.value.details["id"]
+    assert not {"unknown", "landed"} & set(raised.value.details)
+    assert effects(store) == [1] * lands
+    assert store.calls("task")[0][0].status == ("succeeded" if lands else "started")
+
+
+def test_a_tools_errors_are_its_own_and_the_stores_are_translated(store, held):
+    with store.connection() as conn:
+        conn.execute("CREATE TABLE once (n UNIQUE)")
+    with pytest.raises(apsw.ConstraintError, match="once"):
+        run_tool(store, held, lambda conn: conn.execute("INSERT INTO once VALUES (1), (1)"))
+    assert rows(store, "SELECT * FROM once") == []
+
+    def fail(name):
+        if name == "transact.before":
+            raise apsw.IOError("the disk")
+
+    _probe.hook = fail
+    with pytest.raises(Unavailable, match="the disk") as raised:
+        run_tool(store, held, lambda conn: None)
+    assert "id" not in raised.value.details
+    assert not store._db._writer.in_transaction
+
+
 def test_a_lent_connection_that_comes_back_open_is_rolled_back(store):
     with store.connection() as conn:
         conn.execute("CREATE TABLE effects (n)")

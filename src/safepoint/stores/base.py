@@ -78,7 +78,18 @@ class Store(ABC):
     def transact(self, task: str, guard: Guard, call: CallRow, body: Callable[[Any], Commit]) -> Committed:
         """Run ``body(connection)`` and write the commit it returns, in one transaction that only the store ends.
 
-        ``call`` must still stand at its version. If ``body`` raises, all is rolled back and the exception goes on.
+        ``call`` must still stand at its version. If ``body`` raises, all is rolled back and that very exception comes out,
+        whatever it is: a driver's error and a SafepointError of the tool are not translated, as those of the store's own
+        statements are. So whoever asks whether an error is the tool's compares with what ``body`` raised, first of all.
+
+        Raises:
+            What ``body`` raises, and Conflict, LeaseLost, NotFound as for ``commit``: nothing has happened.
+            UsageError: the commit is not one of this task and guard, or its id is taken; nothing has happened.
+            Unavailable: what has happened is in ``details``. ``unknown=True``: the transaction in which ``body`` began was
+                not there any more at its end; part of the effect may stand without the record. ``landed=False``: COMMIT
+                failed, and looking again under the lock found nothing of it. An ``id`` and neither of them: COMMIT failed,
+                and nobody can look yet; effect and record are both there or both not, as the call's row will say. No
+                ``id``: nothing has happened.
         """
         raise UsageError(
             f"{type(self).__name__} has no transactional tools",

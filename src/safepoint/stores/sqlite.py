@@ -136,8 +136,9 @@ class SQLiteStore(Leases, Reads, Store):
         written: Committed | None = None
         commit: Commit | None = None
         look: _Look | None = None
+        transaction = self._db.writing(True)
         try:
-            with self._db.writing(True) as conn:
+            with transaction as conn:
                 look = self._find(conn, task)
                 if look is None:
                     raise refusals.no_task(task)
@@ -146,7 +147,11 @@ class SQLiteStore(Leases, Reads, Store):
                 mark = secrets.token_hex(16)
                 conn.execute(self._sql["mark"], (mark, look.n))
                 with tool_may(conn):
-                    commit = body(conn)
+                    try:
+                        commit = body(conn)
+                    except BaseException as error:
+                        transaction.foreign = error
+                        raise
                     _probe.at("transact.body")
                 # SQLite itself ends a transaction when the disk is full or fails, and the tool may have swallowed that error.
                 if not conn.in_transaction or conn.rows(self._sql["marked"], (look.n,)) != [(mark,)]:
@@ -170,7 +175,10 @@ class SQLiteStore(Leases, Reads, Store):
         except CommitFailed as failed:
             assert commit is not None
             assert look is not None
-            return self._settle(commit, look, written, failed.cause)
+            assert written is not None
+            is_there = self._ask(commit, look, written)
+            if not is_there:
+                raise _not_acknowledged(commit, call, is_there, failed.cause) from failed.cause
         _probe.at("transact.after")
         assert written is not None
         return written
@@ -350,16 +358,24 @@ class SQLiteStore(Leases, Reads, Store):
     def _settle(self, commit: Commit, before: _Look, written: Committed | None, cause: SafepointError) -> Committed:
         """After an error out of COMMIT: look under the lock whether it landed, and make the answer stay true."""
         assert written is not None
-        unknown = Unavailable(
-            f"whether the last write to task {commit.task!r} landed is not known",
-            str(cause),
-            f"Ask for checkpoint id {commit.id!r} once the store answers again."
-            if commit.checkpoint
-            else "Read the task again.",
-            id=commit.id,
-            task=commit.task,
-            unknown=True,
-        )
+        landed = self._ask(commit, before, written)
+        if landed is None:
+            raise Unavailable(
+                f"whether the last write to task {commit.task!r} landed is not known",
+                str(cause),
+                f"Ask for checkpoint id {commit.id!r} once the store answers again."
+                if commit.checkpoint
+                else "Read the task again.",
+                id=commit.id,
+                task=commit.task,
+                unknown=True,
+            ) from cause
+        if not landed:
+            raise cause
+        return written
+
+    def _ask(self, commit: Commit, before: _Look, written: Committed) -> bool | None:
+        """Whether a commit has landed; None if that cannot be found out."""
         try:
             with self._db.writing(True) as conn:
                 landed = self._landed(conn, commit, before, written)
@@ -367,12 +383,8 @@ class SQLiteStore(Leases, Reads, Store):
                 # log after a crash would take them for good. A write of our own overwrites them: only then is it gone.
                 conn.execute(self._sql["nonce"])
         except (CommitFailed, SafepointError):
-            raise unknown from cause
-        if landed is None:
-            raise unknown from cause
-        if not landed:
-            raise cause
-        return written
+            return None
+        return landed
 
     def _landed(self, conn: Connection, commit: Commit, before: _Look, written: Committed) -> bool | None:
         now = self._find(conn, commit.task)
@@ -458,6 +470,19 @@ class SQLiteStore(Leases, Reads, Store):
             claim.free()
         self._claims.clear()
         self._locks.close()
+
+
+def _not_acknowledged(commit: Commit, call: CallRow, landed: bool | None, cause: SafepointError) -> Unavailable:
+    """The end of a tool's transaction did not say whether it landed; ``landed`` is what was found out."""
+    what = f"the transaction of call {call.no} of task {commit.task!r}"
+    facts: dict[str, Any] = {"id": commit.id, "task": commit.task}
+    if landed is None:
+        return Unavailable(
+            f"whether {what} landed is not known", str(cause), "Read the call: its effect is there if its result is.", **facts
+        )
+    return Unavailable(
+        f"{what} did not land", str(cause), "Neither effect nor result is there; do it again.", landed=False, **facts
+    )
 
 
 def _stamp(stamp: str, position: int) -> dict[str, int]:

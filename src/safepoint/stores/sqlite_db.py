@@ -425,9 +425,11 @@ class Database:
 
 
 class _Writing:
-    __slots__ = ("conn", "db", "owner", "sync")
+    __slots__ = ("conn", "db", "foreign", "owner", "sync")
 
     def __init__(self, db: Database, sync: bool) -> None:
+        self.foreign: BaseException | None = None
+        """An error that is not SQLite's word to us, whatever its class: it goes on as it is."""
         self.owner = object()  # and not self, which would then never be collected
         self.sync = sync
         self.db = db
@@ -446,7 +448,8 @@ class _Writing:
             raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        db = self.db
+        db, foreign = self.db, self.foreign
+        self.foreign = None  # its traceback leads back here
         try:
             # In a child that was forked in here, nothing of this transaction is its own.
             if error is None and not db.poisoned:
@@ -454,7 +457,7 @@ class _Writing:
                     self.conn.execute("COMMIT")
                 except apsw.Error as failure:
                     raise CommitFailed(translate(failure, db.path)) from failure
-            elif isinstance(error, apsw.Error):
+            elif isinstance(error, apsw.Error) and error is not foreign:
                 raise translate(error, db.path) from error
         finally:
             db.unlock_writer(self.owner)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from safepoint.errors import Conflict, LeaseLost, NotFound, UsageError
+from safepoint.errors import Conflict, LeaseLost, NotFound, Unavailable, UsageError
 from safepoint.model import new_id
 from safepoint.rows import Commit, Grant, Guard, TaskPatch
 from safepoint.stores.base import Store
@@ -261,6 +261,40 @@ class StoreContract(CommitTests, ReadTests, LeaseTests, RemovalTests):
             store.transact("task", guard, call, body)
         assert _effects(store) == []
         assert dump(store) == before
+        writer.settle(call)
+
+    def test_what_a_tool_raises_comes_out_as_it_is(self, store: Store) -> None:
+        writer, guard, _ = self._transacting(store)
+        call = writer.call(effect="transactional")
+        raised: list[BaseException] = []
+
+        def nonsense(connection: Any) -> None:
+            connection.execute("INSERT INTO effects VALUES (NULL)")  # against a constraint: the driver's own error
+
+        def unavailable(connection: Any) -> None:
+            raise Unavailable("the tool's other service", unknown=True, landed=False)
+
+        def lost(connection: Any) -> None:
+            raise LeaseLost("the tool says so")
+
+        def interrupt(connection: Any) -> None:
+            raise KeyboardInterrupt
+
+        for tool in (nonsense, unavailable, lost, interrupt):
+
+            def body(connection: Any, tool: Callable[[Any], None] = tool) -> Commit:
+                try:
+                    tool(connection)
+                except BaseException as error:
+                    raised.append(error)
+                    raise
+                raise AssertionError("it did not raise")
+
+            before = dump(store)
+            with pytest.raises((Exception, KeyboardInterrupt)) as caught:
+                store.transact("task", guard, call, body)
+            assert caught.value is raised[-1]
+            assert dump(store) == before
         writer.settle(call)
 
     def test_a_commit_that_is_refused_takes_the_effect_with_it(self, store: Store) -> None:
