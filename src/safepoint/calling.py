@@ -28,7 +28,7 @@ from safepoint.flow import FlowBase
 from safepoint.model import check_id, new_id, now, to_us
 from safepoint.replies import error_record, failed_error, get, in_doubt_error, lost_error, usage_of
 from safepoint.rows import CallRow, CallWrite, Commit
-from safepoint.rules import journal
+from safepoint.rules import journal, quarantine
 from safepoint.rules.journal import Action, Found, Match, Request
 from safepoint.script import Exec, Io, Pass, Raised, Script, Sleep, Together
 from safepoint.tools import Bound, Tool, sole
@@ -241,7 +241,7 @@ class Flow(FlowBase):
             "ended": None,
             "asked": asked.asked,
             "not_done": False,
-            "reason": "",
+            "reason": quarantine.kept_reason(row),
             "error": None,
         }
         tool = asked.tool
@@ -399,7 +399,7 @@ class Flow(FlowBase):
             raise
 
     def _result(self, asked: _Asked, row: CallRow, value: Any) -> tuple[CallRow, Sequence[Any]]:
-        after = replace(row, status="succeeded", finished_at=to_us(now()), error=None)
+        after = replace(row, status="succeeded", finished_at=to_us(now()), error=None, reason="")
         try:
             packed = states.pack_values({"result": value}, self.cp.registry, None, "")
         except RefusedType as error:

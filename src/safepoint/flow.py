@@ -187,7 +187,7 @@ class FlowBase:
         """Record what a raising tool means: it failed, or its verifier says that it happened, or it is in doubt and the run
         is over."""
         self.counters.errors += 1
-        failed = replace(row, error=error_record(error), finished_at=to_us(now()))
+        failed = replace(row, error=error_record(error), finished_at=to_us(now()), reason="")
         if tool.effect != "write" or isinstance(error, (DidNotHappen, *tool.failed_on)) or never_ran(error, tool):
             failed = replace(failed, status="failed", not_done=True)
             done = yield Io(lambda: self.commit(self._calls(CallWrite(failed, "ended"), sync=tool.effect != "read")), must=True)

@@ -30,7 +30,7 @@ from safepoint.flow import Counters
 from safepoint.model import Checkpoint, Metrics, Recovery, State, check_id, new_id, now, to_us
 from safepoint.replies import in_doubt_error
 from safepoint.rows import CallRow, CallWrite, Commit, Grant, PauseRow, PauseWrite, TaskPatch
-from safepoint.rules import journal, planning
+from safepoint.rules import journal, planning, quarantine
 from safepoint.rules.journal import Action, StepJournal
 from safepoint.script import Io, LoopThread, Script, Sleep
 from safepoint.stores import holder
@@ -229,11 +229,15 @@ class RunBase(Ending):
         anew = journal.to_ask_anew(journal.Raised.decode(self._task.raised), line, state.step, rows)
         verified = 0
         known: dict[int, CallRow] = {r.no: r for r in rows}
+        died = self._grant is not None and self._grant.previous in {"dead", "presumed_dead"}
+        killer = quarantine.killer(rows, flow.guard.fence - 1 if died else 0)
         for row in rows:
             action = journal.decide(row, now_us=to_us(now())) if row.status == "started" else None
             if action in (Action.VERIFY, Action.PARK):
                 verified += action is Action.VERIFY
                 known[row.no] = yield from flow.settle(row)
+            elif action is Action.REPEAT:
+                known[row.no] = yield from self._note_death(row, killer[1] if killer is not None and killer[0] is row else 0)
         for row in anew:
             done = yield Io(lambda r=row: flow.commit(flow._calls(CallWrite(replace(r, superseded=True)))))  # type: ignore[misc]
             known[row.no] = done.calls[0]
@@ -254,6 +258,15 @@ class RunBase(Ending):
             flow.end(in_doubt_error(self.task_id, *doubt))
         if asked := self.unanswered():
             flow.end(self._unanswered_error(*asked))
+
+    def _note_death(self, row: CallRow, n: int) -> Script[CallRow]:
+        """Count the deaths that an open call was alone at, or begin the count anew."""
+        if not n and not quarantine.deaths(row):
+            return row
+        after = quarantine.noted(row, n)
+        stamp = "ended" if after.status == "quarantined" else ""
+        done = yield Io(lambda: self._flow.commit(self._flow._calls(CallWrite(after, stamp), sync=bool(stamp))))
+        return done.calls[0]  # type: ignore[no-any-return]
 
     def _open_step(self) -> None:
         flow = self._flow

@@ -3,6 +3,8 @@
 # ruff: noqa: PT012 - a run is a context manager, and what leaving it raises is what is tested
 
 import asyncio
+import contextlib
+import signal
 import threading
 import time
 
@@ -25,6 +27,7 @@ from safepoint import (
     UsageError,
     model,
     tool,
+    tools,
 )
 from tests.support.runs import CANARY, Death, Failing, NotStorable, World, declare, died, statuses
 
@@ -643,6 +646,8 @@ def ledger(sqlite):
 
 
 def transactional(body=None):
+    tools._registry.named.pop("book", None)  # as in another process, whoever may still hold the last one here
+
     @tool(effect="transactional", name="book")
     def book(entry, *, connection):
         connection.execute("INSERT INTO ledger VALUES (?)", (entry,))
@@ -715,3 +720,112 @@ def test_a_replanned_transactional_write_is_parked(sqlite, ledger):
     with pytest.raises(InDoubt), sqlite.resume("t") as run:
         run.call(book, "A")
     assert ledger() == ["a"]
+
+
+def test_a_full_disk_that_the_tool_swallows_leaves_no_half_effect_behind(sqlite, ledger):
+    """SQLite itself may have ended the transaction: then it is not known to be undone, and nobody says so."""
+
+    @tool(effect="transactional", name="swallows")
+    def swallows(*, connection):
+        connection.execute("INSERT INTO ledger VALUES ('first')")
+        try:
+            connection.execute("INSERT INTO ledger VALUES (?)", ("x" * 20_000_000,))
+        except Exception:
+            return "went on"
+        return "fitted"
+
+    with sqlite.resume("t") as run:
+        run.save()
+    with sqlite.connection() as conn:
+        conn.authorizer = None
+        (pages,) = conn.execute("PRAGMA page_count").fetchone()
+        conn.execute(f"PRAGMA max_page_count = {pages + 50}")
+    with pytest.raises((InDoubt, StoreFull, Unavailable)), sqlite.resume("t") as run:
+        run.call(swallows)
+    with sqlite.connection() as conn:
+        conn.authorizer = None
+        conn.execute("PRAGMA max_page_count = 1000000")
+    assert ledger() == []
+    assert statuses(sqlite)[0] in {"in_doubt", "started"}
+
+
+# -- settlements that cannot be kept, and ends that come from outside
+
+
+def test_a_verified_result_that_cannot_be_stored(cp, world):
+    act = declare(world, verify=True)
+    world.next, world.says = [Death()], Done(NotStorable())
+    with died(cp, "t") as run:
+        run.call(act)
+    for _ in range(2):
+        with pytest.raises(RefusedType), cp.resume("t") as run:
+            run.call(act)
+    assert world.log == [(0,)]
+    assert len(world.asked) == 1
+
+
+def test_a_result_that_had_landed_after_all_among_others(url, world):
+    """The commit's outcome was unknown, and calls beside it have written since."""
+    with safepoint.open(url) as inner:
+        store = Failing(inner.store)
+        cp = safepoint.open(store)
+        act = declare(world)
+        gate, failed = threading.Event(), []
+
+        def lost(commit):
+            if commit.calls and commit.calls[0].row.status == "succeeded" and not failed:
+                failed.append(1)
+                gate.set()
+                return Unavailable("no answer")
+            return None
+
+        @tool(name="beside")
+        def beside():
+            assert gate.wait(10)
+            return "beside"
+
+        store.after = lost
+        with cp.resume("t") as run:
+            with pytest.raises(Unavailable):
+                run.call_many([act.bind(1), beside.bind()])
+            assert run.call(act, 1) == "done 1"
+            run.save()
+        assert statuses(inner) == ["succeeded", "succeeded"]
+        assert world.log == [(1,)]
+
+
+def test_ctrl_c_stops_an_async_tool_of_a_sync_run(cp):
+    stopped = []
+    main = threading.main_thread().ident
+
+    @tool(effect="read", name="long-async")
+    async def long():
+        threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT)).start()
+        try:
+            await asyncio.sleep(30)
+        finally:
+            stopped.append(1)
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), cp.resume("t") as run:
+        run.call(long)
+    assert stopped == [1], "it has ended before the interrupt goes on"
+    assert time.monotonic() - began < 10
+    assert cp.status("t").status == "interrupted"
+
+
+def test_listing_calls(cp, world):
+    act = declare(world, "read")
+    world.next = [1, ValueError(), 3]
+    with cp.resume("t") as run:
+        for i in range(3):
+            with contextlib.suppress(CallFailed):
+                run.call(act, i)
+    assert [c.no for c in cp.calls("t")] == [1, 2, 3]
+    assert [c.no for c in cp.calls("t", limit=2)] == [2, 3]
+    assert [c.no for c in cp.calls("t", status="failed")] == [2]
+    assert [c.no for c in cp.calls("t", status="succeeded", limit=1)] == [3]
+    assert cp.calls("t", limit=0) == cp.calls("t", status="succeeded", limit=0) == []
+    for wrong in ({"status": "happy"}, {"limit": -1}, {"limit": True}):
+        with pytest.raises(UsageError):
+            cp.calls("t", **wrong)

@@ -302,6 +302,57 @@ def test_after_a_takeover_not_done_counts_where_nothing_can_come_later(cp, world
     assert [(c.status, c.result) for c in cp.calls("t")] == [("succeeded", "done 2")]
 
 
+# -- a call that kills its process
+
+
+def test_a_read_that_kills_its_process_five_times_running_is_set_aside(cp, world):
+    look, write = declare(world, "read"), declare(world, name="after")
+    world.next = [Death() for _ in range(5)]
+    for n in range(5):
+        assert n == 0 or [p.action for p in cp.plan("t").calls] == ["repeat"]
+        with died(cp, "t") as run:
+            run.call(look)
+    assert [p.action for p in cp.plan("t").calls] == ["raise"]
+    for _ in range(2):
+        with died(cp, "t") as run:
+            with pytest.raises(CallFailed, match="died 5 times running"):
+                run.call(look)
+            assert run.call(write, 1) == "done 6"
+            raise Death
+    assert statuses(cp) == ["quarantined", "succeeded"]
+
+
+def test_deaths_before_the_call_or_with_an_end_between_do_not_count(cp, world):
+    look = declare(world, "read")
+    for n in range(12):
+        if n == 3:
+            world.next = [KeyboardInterrupt()]
+            with pytest.raises(KeyboardInterrupt), cp.resume("t") as run:
+                run.call(look)
+        elif n > 4 and n % 2:
+            with died(cp, "t"):
+                raise Death
+        else:
+            world.next = [Death()]
+            with died(cp, "t") as run:
+                run.call(look)
+    world.next = []
+    with cp.resume("t") as run:
+        assert run.call(look).startswith("done")
+        run.save()
+    assert cp.calls("t")[0].reason == ""
+
+
+def test_a_write_is_never_set_aside(cp, world):
+    act = declare(world, verify=True)
+    world.next = [Death() for _ in range(6)]
+    for _ in range(6):
+        with died(cp, "t") as run:
+            run.call(act)
+    with cp.resume("t") as run:
+        assert run.call(act) == "done 7"
+
+
 # -- identity
 
 

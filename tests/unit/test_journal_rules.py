@@ -11,7 +11,7 @@ from safepoint.codec import values
 from safepoint.codec.registry import Registry
 from safepoint.model import Done, NotDone, Unknown
 from safepoint.rows import CallRow, PauseRow, TaskRow
-from safepoint.rules import journal, planning
+from safepoint.rules import journal, planning, quarantine
 from safepoint.rules.journal import Action, Match, Raised, Request, StepJournal
 from safepoint.rules.policy import Policy
 
@@ -427,6 +427,34 @@ def test_what_is_remembered_of_a_raise_survives_storage():
     raised = Raised(3, 14, b"s" * 16, 2)
     assert Raised.decode(raised.encode()) == raised
     assert Raised.decode(b"") is None
+
+
+# -- a call that kills its process
+
+
+def test_only_a_call_that_was_alone_and_under_way_is_counted():
+    alone = row(1, "started", fence=4)
+    assert quarantine.killer([alone, row(2)], 4) == (alone, 1)
+    assert quarantine.killer([alone], 0) is None, "the last holder did not die"
+    assert quarantine.killer([alone], 5) is None, "the last holder died before it came to it"
+    assert quarantine.killer([alone, row(2, "started", fence=4)], 4) is None
+    for effect in (WRITE, TRANSACTIONAL):
+        assert quarantine.killer([row(1, "started", effect, fence=4)], 4) is None
+
+
+def test_the_fifth_death_running_sets_it_aside():
+    at = row(1, "started", fence=4)
+    for n in (1, 2, 3, 4):
+        found, count = quarantine.killer([at], 4)
+        assert count == n
+        at = quarantine.noted(found, count)
+        assert (at.status, quarantine.deaths(at), quarantine.kept_reason(at)) == ("started", n, at.reason)
+        assert journal.decide(at) is Action.REPEAT
+    assert quarantine.deaths(quarantine.noted(at, 0)) == 0
+    at = quarantine.noted(*quarantine.killer([at], 4))
+    assert at.status == "quarantined"
+    assert journal.decide(at) is Action.RAISE
+    assert quarantine.kept_reason(None) == quarantine.kept_reason(row(reason="a person's")) == ""
 
 
 # -- plan

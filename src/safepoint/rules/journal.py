@@ -15,6 +15,7 @@ import msgspec
 
 from safepoint.model import Done, NotDone, Unknown
 from safepoint.rows import CallRow
+from safepoint.rules import quarantine
 from safepoint.rules.policy import Policy
 
 
@@ -386,19 +387,33 @@ class Planned:
 
 
 def plan_calls(
-    rows: Sequence[CallRow], line: int, step: int, *, raised: Raised | None, answered: frozenset[int], now_us: int
+    rows: Sequence[CallRow],
+    line: int,
+    step: int,
+    *,
+    raised: Raised | None,
+    answered: frozenset[int],
+    now_us: int,
+    died: int = 0,
 ) -> list[Planned]:
-    """What a resume at ``step`` will do with each recorded call of the steps that are run again."""
+    """What a resume at ``step`` will do with each recorded call of the steps that are run again.
+
+    ``died`` is the fence of the last holder if it died, else 0.
+    """
     here = [r for r in rows if r.line == line and r.step >= step]
     live = [r for r in here if not r.superseded]
     anew = {r.no for r in to_ask_anew(raised, line, step, live)}
+    killer = quarantine.killer(live, died)
     planned = []
     for r in live:
         if r.no in anew:
             planned.append(Planned(r, "ask_anew"))
             continue
         past = went_past(r, [o for o in here if o.step == r.step]) or any(o.step > r.step for o in here)
-        planned.append(Planned(r, decide(r, past=past, answered=r.no in answered, now_us=now_us).value))
+        action = decide(r, past=past, answered=r.no in answered, now_us=now_us)
+        if action is Action.REPEAT and killer is not None and killer[0] is r:
+            action = decide(quarantine.noted(*killer))
+        planned.append(Planned(r, action.value))
     return planned
 
 

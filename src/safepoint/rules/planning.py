@@ -75,7 +75,9 @@ def plan(
     here = [p for p in pauses if p.line == line and p.step >= step]
     asking = {p.call_no for p in here if p.status == "open"}
     answered = frozenset(p.call_no for p in here if p.call_no is not None) - asking
-    planned = journal.plan_calls(calls, line, step, raised=journal.Raised.decode(row.raised), answered=answered, now_us=now_us)
+    died = lease.fence if lease is not None and lease.state == "held" and not lease.live else 0
+    raised = journal.Raised.decode(row.raised)
+    planned = journal.plan_calls(calls, line, step, raised=raised, answered=answered, now_us=now_us, died=died)
     open_pauses = tuple(p.no for p in here if p.status == "open")
     parked = [p.row.no for p in planned if p.action == Action.PARK]
     does: Any = "carry on" if seq is not None else "begin"
