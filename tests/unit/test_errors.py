@@ -176,7 +176,7 @@ def missing_extra(cp, tmp_path):
 
 
 def usage_error(cp, tmp_path):
-    cp.load(CANARY)
+    cp.load("t")
 
 
 PROVOKED = {
