@@ -59,7 +59,7 @@ PREFIX: Final = b"o1"
 LEAF: Final = PREFIX + bytes(4)  # what is hashed before the data of an object without references
 
 _encode = msgspec.msgpack.Encoder().encode
-_ref_codes: list[bytes] = []
+_ref_codes: dict[int, bytes] = {}
 
 
 def name_of(refs: bytes, data: bytes) -> bytes:
@@ -77,11 +77,12 @@ def make(refs: bytes, data: bytes) -> Obj:
 
 def ref_code(index: int) -> bytes:
     """The encoding of ``ref(index)``."""
-    if index < len(_ref_codes):
-        return _ref_codes[index]
-    while index >= len(_ref_codes):
-        _ref_codes.append(_encode(ref(len(_ref_codes))))
-    return _ref_codes[index]
+    code = _ref_codes.get(index)
+    if code is None:
+        # By index, not by position: two threads that append at once would shift every later code, and what is packed from
+        # then on could not be read by any other process.
+        code = _ref_codes[index] = _encode(ref(index))
+    return code
 
 
 def array_head(n: int) -> bytes:
