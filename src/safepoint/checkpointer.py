@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, cast
 
 from safepoint import model
+from safepoint.checking import OPEN_OPTIONS, check_limit, check_number, checked_options, needs_state, registry_of
 from safepoint.codec import states, values
 from safepoint.codec.chunks import Packed
 from safepoint.codec.registry import Registry
@@ -51,7 +52,7 @@ log = logging.getLogger("safepoint")
 _UNFINISHED = "unfinished"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Base:
     """What a state was loaded from or last saved as: names the parent, and holds what need not be stored again."""
 
@@ -60,6 +61,9 @@ class Base:
     head: Head
     packed: Packed | None
     control: Control
+
+    def __repr__(self) -> str:
+        return f"<Base {self.task}@{self.head.seq}>"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Base:
         return self  # immutable; a copied state may go on from the same checkpoint
@@ -104,21 +108,23 @@ def open(
         raise UsageError(
             "redact= is not available yet", "this version stores values as they are", "Keep secrets out of the state."
         )
+    # Before the store is opened: an option that is refused leaves no file behind.
+    parts = checked_options(
+        retention=retention, migrations=migrations, lease=lease, state_type=state_type, schema_version=schema_version
+    )
+    registry = registry_of(types, trust)
     own = not isinstance(store, Store)
     if timeout is not None:
         options["timeout"] = timeout
     if own:
         options["durability"] = durability
-    return Checkpointer(
-        open_store(store, **options),
-        own=own,
-        retention=retention,
-        registry=Registry(types, trust),
-        schema_version=schema_version,
-        migrations=migrations,
-        lease=lease,
-        state_type=state_type,
-    )
+    try:
+        opened = open_store(store, **options)
+    except UsageError as error:
+        if error.what.startswith("unknown option"):
+            error.why += f"; open itself takes {', '.join(OPEN_OPTIONS)}"
+        raise
+    return Checkpointer(opened, own=own, registry=registry, **parts)
 
 
 class Checkpointer(JournalVerbs, KeepingVerbs):
@@ -136,10 +142,6 @@ class Checkpointer(JournalVerbs, KeepingVerbs):
         lease: float = 30.0,
         state_type: type | None = None,
     ) -> None:
-        if type(schema_version) is not int or schema_version < 1:
-            raise UsageError("schema_version must be an int of at least 1", "", "Number your schemas 1, 2, 3 …")
-        if lease <= 0:
-            raise UsageError("lease must be longer than 0 seconds", "", "Leave it at the default of 30.")
         self.store = store
         self.registry = registry or Registry()
         self.retention = retention if retention is not None else Retention()
@@ -171,6 +173,7 @@ class Checkpointer(JournalVerbs, KeepingVerbs):
             LeaseHeld: a live run holds the task.
             RefusedType, InvalidState: the state cannot be stored; see ``check_state``.
         """
+        needs_state("save", state)
         if kind == "failure":
             raise UsageError("a checkpoint of kind failure is never a head", "only a run keeps one", "Use manual or milestone.")
         base = self._base_of(state)
@@ -213,6 +216,7 @@ class Checkpointer(JournalVerbs, KeepingVerbs):
         metrics: bytes = b"",
         recovery: Mapping[str, Any] | None = None,
     ) -> tuple[CheckpointRow, Packed]:
+        model.check_state(state)
         if kind not in KINDS:
             raise UsageError(f"there is no kind {kind!r}", "", f"Use one of {', '.join(KINDS)}.")
         if label is not None:
@@ -220,8 +224,8 @@ class Checkpointer(JournalVerbs, KeepingVerbs):
             label = check_id(str.__str__(label) if isinstance(label, str) else label, "label")
         if self.state_type is not None and not isinstance(state.agent_state, self.state_type):
             raise InvalidState(
-                f"agent_state is a {type(state.agent_state).__qualname__}",
-                f"this checkpointer was opened with state_type={self.state_type.__qualname__}",
+                f"agent_state is {model.a_type(state.agent_state)}",
+                f"this checkpointer was opened with state_type={self.state_type.__name__}",
                 "Nothing was written.",
                 field="agent_state",
             )
@@ -316,7 +320,15 @@ class Checkpointer(JournalVerbs, KeepingVerbs):
         """
         given = {k: v for k, v in (("seq", seq), ("branch", branch), ("id", id)) if v is not None}
         if len(given) != 1:
-            raise UsageError("load takes exactly one of seq, branch and id", f"{len(given)} were given", "")
+            raise UsageError(
+                "load takes exactly one of seq, branch and id",
+                f"{', '.join(given) or 'none'} was given" if len(given) < 2 else f"{' and '.join(given)} were given",
+                f"Name one, as in load({task_id!r}, seq=3), or take the newest with load_latest({task_id!r}).",
+            )
+        if seq is not None:
+            check_number("load", "seq", seq)
+        if branch is not None or id is not None:
+            check_id(branch if id is None else id, "load(branch=)" if id is None else "load(id=)")
         state = self._load(task_id, **given)
         if state is None:
             name, value = next(iter(given.items()))
@@ -334,16 +346,27 @@ class Checkpointer(JournalVerbs, KeepingVerbs):
         Raises:
             NotFound: no such task. Conflict: the branch moved every time.
         """
+        if not callable(fn):
+            raise UsageError(
+                f"update was given {model.a_type(fn)} as fn", "it is to be called with the state", "Pass a function."
+            )
         if is_async(fn):
             raise UsageError("fn is async", "update calls it in place, perhaps several times", "Make it a plain function.")
         if type(retries) is not int or retries < 0:
-            raise UsageError("retries must be an int of at least 0", "", "")
+            raise UsageError("update(retries=) must be an int of at least 0", f"it is {model.a_type(retries)}", "Leave it out.")
         for attempt in range(retries + 1):
             state = self.load_latest(task_id)
             if state is None:
                 raise self._no_task(task_id)
             changed = fn(state)
-            state = changed if isinstance(changed, State) else state
+            if changed is not None:
+                if not isinstance(changed, State):
+                    raise UsageError(
+                        f"the fn of update returned {model.a_type(changed)}",
+                        "it changes the state in place, or returns another one",
+                        "Return None or a State; nothing was saved.",
+                    )
+                state = changed
             try:
                 return self.save(state, label=label)
             except Conflict:
@@ -357,7 +380,7 @@ class Checkpointer(JournalVerbs, KeepingVerbs):
         Raises:
             RefusedType: names path and type of the first value that cannot be stored. InvalidState.
         """
-        model.check_state(state)
+        needs_state("check_state", state)
         self._row(state, Control(), None, kind="manual")
 
     # -- listing
@@ -380,8 +403,15 @@ class Checkpointer(JournalVerbs, KeepingVerbs):
             filter: Only those whose metadata has these top-level keys with equal values of equal type.
         """
         check_id(task_id)
-        if limit is not None and (type(limit) is not int or limit < 0):
-            raise UsageError("limit must be None or an int of at least 0", "", "")
+        check_limit("list_checkpoints", limit)
+        if before is not None:
+            check_number("list_checkpoints", "before", before)
+        if branch is not None:
+            check_id(branch, "list_checkpoints(branch=)")
+        if filter is not None and not isinstance(filter, Mapping):
+            raise UsageError(
+                "list_checkpoints(filter=) must be a mapping", f"it is {model.a_type(filter)}", "Write it as {'key': value}."
+            )
         found: list[Checkpoint] = []
         if limit == 0:
             return found
@@ -404,7 +434,10 @@ class Checkpointer(JournalVerbs, KeepingVerbs):
         """All tasks by id, or those of one status; ``"unfinished"`` are those that a restarted process should take up."""
         if status is not None and status not in (*STATUSES, _UNFINISHED):
             raise UsageError(f"there is no status {status!r}", "", f"Use one of {', '.join((*STATUSES, _UNFINISHED))}.")
+        check_limit("tasks", limit)
         found: list[TaskInfo] = []
+        if limit == 0:
+            return found
         after: str | None = None
         while True:
             rows = self.store.tasks(after=after, limit=200)

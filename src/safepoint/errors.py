@@ -13,7 +13,7 @@ SafepointError                     what happened, why, and what to do about it
 ├── LeaseHeld                      a live run holds the task
 ├── LeaseLost                      this run's hold of the task was taken over
 ├── InDoubt                        a write may or may not have happened, and only a person can say
-├── DecisionNeeded                 recovery was asked to wait for a person's choice
+├── DecisionNeeded                 a person has to answer a pause, or to choose how to recover
 ├── CallMismatch                   the same call id came with other arguments
 ├── CallInProgress                 the same call is being executed by somebody else
 ├── CallFailed                     a tool failed, now or when it was first called
@@ -150,7 +150,11 @@ class InDoubt(SafepointError):
 
 
 class DecisionNeeded(SafepointError):
-    """Recovery was told to wait for a person; ``details["plan"]`` has the candidates."""
+    """A person's word is needed before the task can go on.
+
+    For a pause that waits for its answer ``details["pauses"]`` lists the numbers to ``answer``; where recovery was told to wait
+    for a choice, ``details["plan"]`` has the candidates.
+    """
 
 
 class CallMismatch(SafepointError):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from safepoint.checking import check_number
 from safepoint.errors import NotFound
 from safepoint.model import CleanupReport, Retention, check_id, now
 from safepoint.rules import retention
@@ -35,6 +36,7 @@ class KeepingVerbs:
         self._pin(task_id, seq, False)
 
     def _pin(self, task_id: str, seq: int, pinned: bool) -> None:
+        check_number("pin" if pinned else "unpin", "seq", seq)
         if not self.store.pin(check_id(task_id), seq, pinned):
             raise NotFound(f"task {task_id!r} has no checkpoint {seq}", "", f"See `safepoint log {task_id}`.", task=task_id)
 

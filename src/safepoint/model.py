@@ -11,7 +11,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
@@ -68,6 +68,14 @@ class Obj(NamedTuple):
 _BLANK = re.compile(r"\s*\Z")
 
 
+def a_type(value: object) -> str:
+    """What kind of thing a value is, for an error that must not show it: ``an int``, ``a dict``, ``None``."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
 def check_id(value: object, what: str = "task_id") -> str:
     """Return ``value`` if it may name a task, branch or space; every store accepts and refuses the same ones.
 
@@ -75,9 +83,9 @@ def check_id(value: object, what: str = "task_id") -> str:
         UsageError: not text, blank, longer than 512 characters, or with a NUL or a lone surrogate in it.
     """
     if type(value) is not str:
-        raise UsageError(f"{what} must be text", f"it is a {type(value).__name__}", "Pass a str.")
+        raise UsageError(f"{what} must be text", f"it is {a_type(value)}", "Pass a str.")
     if not value or _BLANK.match(value):
-        raise UsageError(f"{what} is blank", "", f"Give a {what} of 1 to {ID_LIMIT} characters, or None for a new one.")
+        raise UsageError(f"{what} is blank", "", f"Use 1 to {ID_LIMIT} characters that can be seen.")
     if len(value) > ID_LIMIT:
         raise UsageError(f"{what} has {len(value)} characters", f"the limit is {ID_LIMIT}", "Use a shorter one.")
     if "\0" in value:
@@ -121,9 +129,12 @@ class Recovery:
     """How the last holder ended: ``released``, ``dead``, ``presumed_dead``; empty if there was none."""
 
 
-@dataclass(repr=False)
+@dataclass(repr=False, slots=True, weakref_slot=True)
 class State:
     """What an agent needs to carry on. The agent owns it and changes it in place; ``save`` stores it.
+
+    Only the attributes below can be set: what goes elsewhere would not be saved. Anything of the application's own belongs
+    into ``agent_state``.
 
     Attributes:
         task_id: Names the task; text of 1 to 512 characters.
@@ -149,7 +160,8 @@ class State:
     seq: int | None = None
     recovery: Recovery | None = None
     # What the checkpointer needs to find out cheaply what changed. Not part of the value: a copy without it only saves slower.
-    _base: Any = field(default=None, init=False, compare=False)
+    # By a factory: a subclass that is a plain dataclass would not find a default that is a slot.
+    _base: Any = field(default_factory=lambda: None, init=False, compare=False)
 
     def __repr__(self) -> str:
         at = f"@{self.seq}" if self.seq is not None else ""
@@ -157,7 +169,12 @@ class State:
         return f"<State {self.task_id}{at} branch={self.branch} step={self.step} messages={n}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_base": None}
+        # A subclass may have a __dict__.
+        return {**{f.name: getattr(self, f.name) for f in fields(self)}, **getattr(self, "__dict__", {}), "_base": None}
+
+    def __setstate__(self, parts: dict[str, Any]) -> None:
+        for name, value in parts.items():
+            setattr(self, name, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +185,14 @@ class StepResult:
     updates: Mapping[str, Any] = field(default_factory=dict, repr=False)
     done: bool = False
     result: Any = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, wanted, cls in (("messages", "a list", list), ("updates", "a mapping", Mapping), ("done", "a bool", bool)):
+            value = getattr(self, name)
+            if not isinstance(value, cls):
+                raise UsageError(
+                    f"StepResult({name}=) must be {wanted}", f"it is {a_type(value)}", "Correct what the step returns."
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,8 +312,16 @@ class TaskInfo:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a restarted process should take the task up: interrupted, or waiting with all settled and answered."""
-        return self.status == "interrupted" or (self.status == "waiting" and self.pending == 0)
+        """Whether a restarted process should take the task up: interrupted, or waiting with all settled and answered.
+
+        Not one without a checkpoint: its process died before the first save, and there is nothing to carry on with.
+        """
+        return self.seq is not None and (self.status == "interrupted" or self.ready)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it waits for nothing any more: all that it waited for has been settled and answered."""
+        return self.status == "waiting" and self.pending == 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -338,7 +371,7 @@ def exception_types(given: object, what: str) -> tuple[type[BaseException], ...]
 
 def _not(value: object) -> str:
     """What it is instead: a number, or the type of anything else."""
-    return f", not {value!r}" if isinstance(value, int | float) else f", not a {type(value).__name__}"
+    return f", not {value!r}" if isinstance(value, int | float) else f", not {a_type(value)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +415,14 @@ class Retention:
     keep_failures: int = 10
 
     def __post_init__(self) -> None:
+        for name in ("keep_latest", "max_bytes", "keep_failures"):
+            number = getattr(self, name)
+            if type(number) is not int and not (number is None and name != "keep_failures"):
+                raise UsageError(f"{name} must be a number", f"it is {a_type(number)}", f"Pass {name}=10.")
+        if self.max_age is not None and not isinstance(self.max_age, timedelta):
+            raise UsageError("max_age must be a timedelta", f"it is {a_type(self.max_age)}", "Pass timedelta(days=7).")
+        if type(self.keep_milestones) is not bool:
+            raise UsageError("keep_milestones must be a bool", f"it is {a_type(self.keep_milestones)}", "Pass True or False.")
         if self.keep_latest is not None and self.keep_latest < 1:
             raise UsageError("keep_latest must be at least 1", "the newest checkpoint is never deleted", "Pass 1 or more.")
         if self.max_age is not None and self.max_age < timedelta(0):
@@ -447,8 +488,10 @@ def check_state(state: State) -> None:
     """Refuse a state that breaks a rule of the model, before anything is written.
 
     Raises:
-        InvalidState: a field has a type or value that it cannot have.
+        UsageError: it is no State. InvalidState: a field has a type or value that it cannot have.
     """
+    if not isinstance(state, State):
+        raise UsageError("a state must be a safepoint.State", f"it is {a_type(state)}", "Pass State(task_id=…, …).")
     check_id(state.task_id)
     check_id(state.branch, "branch")
     if not isinstance(state.messages, list):
@@ -466,7 +509,7 @@ def check_state(state: State) -> None:
 def _invalid(name: str, wanted: str, value: object) -> SafepointError:
     return InvalidState(
         f"state.{name} must be {wanted}",
-        f"it is a {type(value).__qualname__}",
+        f"it is {value}" if name in ("step", "version", "seq") and type(value) is int else f"it is {a_type(value)}",
         "Correct the state; nothing was written.",
         field=name,
     )

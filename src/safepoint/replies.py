@@ -56,7 +56,8 @@ def lost_error(task: str, row: CallRow) -> RefusedType:
     return RefusedType(
         f"call {row.no} ({row.tool}) succeeded, and its result cannot be stored",
         str(error.get("message", "")),
-        "Return a value of the type table, or register its class; the call is not run again.",
+        f"It is not run again. Give it a result: cp.resolve({task!r}, {row.no}, Done(result)), or "
+        f"`safepoint resolve {task} {row.no} --done JSON`; and let the tool return what can be stored (docs/types.md).",
         task=task,
         call=row.no,
     )

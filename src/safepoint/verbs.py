@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from safepoint.checking import check_limit
 from safepoint.codec import states, values
 from safepoint.codec.registry import Registry
 from safepoint.errors import AlreadyAnswered, Conflict, NotFound, UsageError
-from safepoint.model import CALL_STATUSES, Call, Done, NotDone, Pause, State, check_id, new_id, now, to_us
+from safepoint.model import CALL_STATUSES, Call, Done, NotDone, Pause, State, a_type, check_id, new_id, now, to_us
 from safepoint.rows import CallRow, CallWrite, Commit, PauseRow, PauseWrite
 from safepoint.rules import planning
 from safepoint.rules.planning import Plan
@@ -63,8 +64,7 @@ class JournalVerbs:
         """The task's journal, oldest first, with arguments and results as plain values; ``limit`` keeps the newest."""
         if status is not None and status not in CALL_STATUSES:
             raise UsageError(f"no call has the status {status!r}", "", f"Use one of {', '.join(CALL_STATUSES)}.")
-        if limit is not None and (type(limit) is not int or limit < 0):
-            raise UsageError("limit must be None or an int of at least 0", "", "")
+        check_limit("calls", limit)
         rows, objects = self.store.calls(check_id(task_id), limit=limit if status is None else None)
         found = []
         for row in rows:
@@ -76,23 +76,34 @@ class JournalVerbs:
     def resolve(self, task_id: str, call: int | Call, verdict: Done | NotDone) -> Call:
         """A person's word on a call that is in doubt: it happened (with this result), or it did not.
 
+        Also on one that succeeded and whose result is missing, as it could not be stored: ``Done(result)`` gives it one.
+
         Raises:
-            NotFound: no such call. UsageError: it is not in doubt. Conflict: somebody else was quicker.
+            NotFound: no such call. UsageError: nothing about it is in doubt. Conflict: somebody else was quicker.
         """
+        if not isinstance(call, int | Call) or isinstance(call, bool):
+            raise UsageError(f"resolve was given {a_type(call)} as the call", "", "Pass its number, or the Call itself.")
         no = call.no if isinstance(call, Call) else call
         if not isinstance(verdict, Done | NotDone):
-            raise UsageError(f"resolve takes Done(result) or NotDone(), not a {type(verdict).__name__}", "", "")
+            raise UsageError(f"resolve takes Done(result) or NotDone(), not {a_type(verdict)}", "", "Say what happened.")
         row = self._call_row(task_id, no)
-        if row.status != "in_doubt":
+        lost = row.status == "succeeded" and row.result is None
+        if lost and isinstance(verdict, NotDone):
+            raise UsageError(
+                f"call {no} of task {task_id!r} succeeded, only its result is missing",
+                "it happened, and is not made again",
+                "Give it a result: Done(result).",
+            )
+        if row.status != "in_doubt" and not lost:
             raise UsageError(
                 f"call {no} of task {task_id!r} is {row.status}, not in doubt",
-                "only calls in doubt can be resolved",
+                "only calls in doubt, and those whose result is missing, can be resolved",
                 f"See `safepoint calls {task_id}`.",
             )
         packed = None
         if isinstance(verdict, Done):
             packed = states.pack_values({"result": verdict.result}, self.registry, None, "")
-            row = replace(row, status="succeeded", result=packed.data, result_refs=packed.refs, not_done=False)
+            row = replace(row, status="succeeded", result=packed.data, result_refs=packed.refs, not_done=False, error=None)
         else:
             row = replace(row, status="failed", not_done=True)
         row = replace(row, finished_at=to_us(now()), reason="settled by a person")
@@ -128,6 +139,8 @@ class JournalVerbs:
         Raises:
             NotFound: no such pause. AlreadyAnswered: it has its answer.
         """
+        if not isinstance(pause, int | str | Pause) or isinstance(pause, bool):
+            raise UsageError(f"answer was given {a_type(pause)} as the pause", "", "Pass its number or its name.")
         row = self._pause_row(task_id, pause.no if isinstance(pause, Pause) else pause)
         if row.status != "open":
             raise self._answered(task_id, row)

@@ -303,8 +303,8 @@ def test_an_object_that_is_called_can_be_a_tool():
 
 def test_tools_are_found_by_name_as_long_as_they_live():
     t = declared(name="found-by-name")
-    assert t is tool_named("found-by-name")
     sole(t)
+    assert tool_named("found-by-name") is t
     del t
     gc.collect()
     assert tool_named("found-by-name") is None
@@ -369,8 +369,7 @@ def test_a_tool_that_cannot_be_reached_any_more_is_in_nobodys_way():
     name = old.name
     del old
     new = client("b")
-    sole(new)
-    assert new is tool_named(name)
+    assert tool_named(name) is new
 
 
 def test_one_function_declared_twice_is_one_tool():

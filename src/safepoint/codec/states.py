@@ -21,13 +21,16 @@ FORMAT = 1
 Migrations = Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Control:
     """What a run keeps in a checkpoint beside the user's state: the job, its turns, and how it ended."""
 
     turns: list[list[Any]] = field(default_factory=list)
     """``[turn, input, status, result, step]``, in order; status is open or finished."""
     finished: bool = False
+
+    def __repr__(self) -> str:  # inputs and results are content
+        return f"<Control turns={len(self.turns)} finished={self.finished}>"
 
     def turn(self, name: str) -> list[Any] | None:
         return next((t for t in reversed(self.turns) if t[0] == name), None)
