@@ -92,8 +92,8 @@ async def settled(job: Future[T], *, must: bool = False) -> T:
                 await asyncio.shield(asyncio.wait([waiter]))
             except asyncio.CancelledError:
                 continue  # asked again while the work is under way; the answer is the same
-        if not job.cancelled():
-            job.exception()  # looked at, so that it is not reported as lost
+        # Looked at, so that it is not reported as lost, with its text, when the waiter is collected.
+        waiter.add_done_callback(lambda w: None if w.cancelled() else w.exception())
         raise
 
 
@@ -168,12 +168,17 @@ async def _finishing(job: Future[Any], *, must: bool) -> Any:
 async def _in_thread(op: Exec) -> Any:
     # A thread of its own, not one of the pool's: a long tool must not keep saves waiting. It cannot be stopped, so a
     # cancellation waits for it.
+    return await _finishing(_thread(op.run), must=True)
+
+
+def _thread(fn: Callable[[], Any]) -> Future[Any]:
+    """Run ``fn`` on a thread of its own, in a copy of this context."""
     job: Future[Any] = Future()
     context = contextvars.copy_context()
 
     def work() -> None:
         try:
-            result = context.run(op.run)
+            result = context.run(fn)
         except StopIteration as error:
             wrapped = RuntimeError("a tool or step raised StopIteration")
             wrapped.__cause__ = error
@@ -186,7 +191,7 @@ async def _in_thread(op: Exec) -> Any:
     # A thread must not raise StopIteration into a future: asyncio could not hand it on, and would wait for ever.
     job.set_running_or_notify_cancel()
     threading.Thread(target=work, name="safepoint-tool", daemon=True).start()
-    return await _finishing(job, must=True)
+    return job
 
 
 async def _together(op: Together, offload: Offload) -> list[Any]:
@@ -357,9 +362,9 @@ class AsyncCheckpointer:
         """Wait for what is under way, then close. Repeating it is fine."""
         if self._off.closed:
             return
+        await settled(_thread(self._off.close), must=True)
         if self._own:
-            await self._off(self.sync.close)
-        await asyncio.to_thread(self._off.close)
+            await settled(_thread(self.sync.close), must=True)
 
     async def __aenter__(self) -> Self:
         return self

@@ -54,6 +54,8 @@ class _Asked:
     no: int | None = 0
     """Number of its row; 0 until one is found or written, None where another call holds it."""
     served: bool = False
+    got: bool = False
+    """It has a value for the step, which has reached it unless what it was asked for with raises."""
 
 
 @dataclass(slots=True, repr=False)
@@ -100,7 +102,7 @@ class Flow(FlowBase):
         self, tool: Tool[Any, Any], arguments: dict[str, Any], call_id: str | None, validate: Validate | None
     ) -> Script[Any]:
         self._fits(tool, validate)
-        if self.unwritten:
+        if self.unwritten or self.unsure:
             yield Io(self.flush)
         asked = self.ask(tool, arguments, call_id)
         return (yield from self._serve(asked, self._match([asked])[0], validate))
@@ -122,26 +124,29 @@ class Flow(FlowBase):
             self._fits(c.tool, None)
         if not calls:
             return []
-        if self.unwritten:
+        if self.unwritten or self.unsure:
             yield Io(self.flush)
         asked = [self.ask(c.tool, c.arguments, c.call_id) for c in calls]
         found = self._match(asked)
+        reached = False
         try:
             outcomes = yield Together([self._serve(a, f, None) for a, f in zip(asked, found, strict=True)], width)
+            models = [a.no for a in asked if a.tool.policy.model and a.no]
+            if len(models) > 1:
+                # Nothing tells which of these replies a later call belongs to, and ids count within one.
+                self.journal.scope = -max(models)
+            errors = [o.error for o in outcomes if isinstance(o, Raised)]
+            # What ends the run, and interrupts, come before what a tool reported.
+            for error in sorted(errors, key=lambda e: isinstance(e, Exception)):
+                if not (return_errors and isinstance(error, CallFailed)):
+                    raise error
+            reached = True
+            return [o.error if isinstance(o, Raised) else o for o in outcomes]
         finally:
             for a in asked:
-                if not a.served:
+                # Results that an exception took the place of have reached nobody: who asks again gets them.
+                if not a.served or (a.got and not reached):
                     self._over(a, delivered=False)
-        models = [a.no for a in asked if a.tool.policy.model and a.no]
-        if len(models) > 1:
-            # Nothing tells which of these replies a later call belongs to, and ids count within one.
-            self.journal.scope = -max(models)
-        errors = [o.error for o in outcomes if isinstance(o, Raised)]
-        # What ends the run, and interrupts, come before what a tool reported.
-        for error in sorted(errors, key=lambda e: isinstance(e, Exception)):
-            if not (return_errors and isinstance(error, CallFailed)):
-                raise error
-        return [o.error if isinstance(o, Raised) else o for o in outcomes]
 
     def _fits(self, tool: Tool[Any, Any], validate: Validate | None) -> None:
         self.check()
@@ -172,7 +177,7 @@ class Flow(FlowBase):
         try:
             value = yield from self._answer(asked, found, validate)
             yield Pass()
-            delivered = True
+            delivered = asked.got = True
             return value
         except CallFailed:
             delivered = True
@@ -201,7 +206,7 @@ class Flow(FlowBase):
                 self._intent(asked, None),
                 status="in_doubt",
                 attempts=0,
-                reason=f"not sent: call {row.no} of the same tool happened with other arguments and was not asked for again",
+                reason=self._why_parked(asked, row),
             )
             done = yield Io(lambda: self.commit(self._calls(CallWrite(parked), objects=asked.packed.new)))
             self.end(in_doubt_error(self.task, done.calls[0]))
@@ -229,6 +234,12 @@ class Flow(FlowBase):
                         self.end(in_doubt_error(self.task, row))
                 case _:
                     return (yield from self._execute(asked, row, validate))
+
+    @staticmethod
+    def _why_parked(asked: _Asked, row: CallRow) -> str:
+        if row.ident == asked.request.ident:
+            return f"not sent: call {row.no}, equal to it, happened in an earlier attempt of another step"
+        return f"not sent: call {row.no} of the same tool happened with other arguments and was not asked for again"
 
     # -- executing
 
@@ -296,20 +307,32 @@ class Flow(FlowBase):
         return value
 
     def _begin(self, asked: _Asked, row: CallRow | None) -> Script[None]:
-        """Write the intent. If an interrupt comes when it stands and nothing was run, say so: a resume need not ask."""
+        """Write the intent. If this comes to nothing, whether it landed or not, nothing was run: the journal is to say so, as
+        soon as it can, and a resume need not ask."""
         intent = CallWrite(self._intent(asked, row), "began")
         try:
             yield Io(lambda: self._claimed(asked, intent, () if row is not None else asked.packed.new))
-        except (Exception, RunEnded):
+        except (RunEnded, CallInProgress):
             raise
-        except BaseException:
-            there = self.journal.rows.get(asked.no or 0)
-            if there is not None and there.status == "started" and there.fence == self.guard.fence:
-                undone = replace(there, status="failed", not_done=True, reason="cancelled before it began")
-                yield Io(lambda: self.commit(self._calls(CallWrite(undone, "ended"))), must=True)
+        except BaseException as error:
+            self.unsure.append(intent.row)
+            if not isinstance(error, Exception):
+                yield Io(self.flush_quietly, must=True)
             raise
         self.counters.calls += 1
         self.counters.last_call = asked.tool.name
+
+    def _undo(self, intent: CallRow) -> None:
+        """Take back an intent that may have landed: nothing was run for it."""
+        for row in self.cp.store.calls(self.task, line=self.line, from_step=self.step, bodies=False)[0]:
+            mine = (row.idempotency_key, row.attempts, row.fence) == (
+                intent.idempotency_key,
+                intent.attempts,
+                self.guard.fence,
+            )
+            if mine and row.status == "started":
+                undone = replace(row, status="failed", not_done=True, reason="cancelled before it began")
+                self.commit(self._calls(CallWrite(undone, "ended")))
 
     def _attempt(self, asked: _Asked, row: CallRow, validate: Validate | None) -> Script[tuple[Any, CallRow]]:
         """Execute once and record. Returns the value with the row, or the exception with the row of a failed attempt."""
@@ -335,6 +358,9 @@ class Flow(FlowBase):
         try:
             done = self.commit(self._calls(intent, objects=objects, sync=sync), claim=asked.request)
         except Conflict as error:
+            # What the row is now is what the next request for it shall find: an earlier try may have landed unseen.
+            for there in self.cp.store.calls(self.task, nos=[intent.row.no], bodies=False)[0]:
+                self.journal.put(there)
             raise CallInProgress(
                 f"call {intent.row.no} ({intent.row.tool}) is being executed or was settled by somebody else",
                 error.why,

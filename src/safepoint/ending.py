@@ -119,9 +119,8 @@ class Ending(Caller):
         grant = self._grant
         assert grant is not None
         flow = getattr(self, "_flow", None)
-        if flow is not None and flow.unwritten:
-            with contextlib.suppress(SafepointError, RunEnded):
-                flow.flush()
+        if flow is not None:
+            flow.flush_quietly()
         self.cp.store.release(self.task_id, grant, patch)
 
     def _public(self, error: BaseException | None) -> BaseException | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import threading
 import time
 import weakref
@@ -66,12 +68,16 @@ class FlowBase:
     seen: int = 0
     """Journal position of the newest failure that this attempt was told of."""
     unwritten: list[tuple[Commit, CallRow]] = field(default_factory=list)
+    """Results that the store could not take when they came."""
+    unsure: list[CallRow] = field(default_factory=list)
+    """Intents that may have landed although writing them raised. What they announce was not run."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     warm: tuple[Packed, ...] = ()
     settle_from: float = field(default_factory=time.monotonic)
     executing: int = 0
     """Calls between intent and record. A run cannot end a step, nor let go of its task as if nothing were under way, while
     there are some: those of threads and tasks that the step has not waited for."""
+    pid: int = field(default_factory=os.getpid)
     when_idle: Callable[[], None] | None = None
     interrupt: BaseException | None = None
     """The run ended because this interrupted a write: Ctrl-C or a cancellation. A resume asks the write's verifier."""
@@ -85,7 +91,19 @@ class FlowBase:
 
     def check(self) -> None:
         """Raise again what ended this run."""
+        self.check_process()
         if self.ended is not None:
+            raise self.ended
+
+    def check_process(self) -> None:
+        """A process forked in the middle of a call has the run's guard in its memory, and must not write with it."""
+        if os.getpid() != self.pid and self.ended is None:
+            self.ended = RunEnded(
+                UsageError(
+                    f"the run of task {self.task!r} belongs to another process", "this one was forked from it", "Resume there."
+                )
+            )
+        if os.getpid() != self.pid and self.ended is not None:
             raise self.ended
 
     def end(self, error: SafepointError, cause: BaseException | None = None) -> NoReturn:
@@ -98,6 +116,7 @@ class FlowBase:
 
     def commit(self, commit: Commit, claim: Request | None = None) -> Committed:
         """Write under the run's guard, and take note of the rows; with ``claim``, as those of that request."""
+        self.check_process()
         try:
             done = self.cp.store.commit(commit)
         except LeaseLost as error:
@@ -140,7 +159,7 @@ class FlowBase:
             later()
 
     def flush(self) -> None:
-        """Write the results that could not be written when they came; before anything else is done."""
+        """Write what could not be written when it came, before anything else is done."""
         with self.lock:
             while self.unwritten:
                 commit, row = self.unwritten[0]
@@ -157,6 +176,44 @@ class FlowBase:
                         raise
                     self.journal.put(there[0])
                 self.unwritten.pop(0)
+            while self.unsure:
+                self._undo(self.unsure[0])
+                self.unsure.pop(0)
+
+    def flush_quietly(self) -> None:
+        with contextlib.suppress(SafepointError, RunEnded):
+            self.flush()
+
+    def _undo(self, intent: CallRow) -> None:
+        """Take back an intent that may have landed, and that nothing was run for."""
+        key = (intent.idempotency_key, intent.attempts, intent.fence, "started")
+        rows, _ = self.cp.store.calls(self.task, line=self.line, from_step=intent.step, bodies=False)
+        for row in rows:
+            if (row.idempotency_key, row.attempts, row.fence, row.status) == key:
+                undone = replace(row, status="failed", not_done=True, reason="nothing was run")
+                self.commit(self._calls(CallWrite(undone, "ended")))
+
+    def close_open(self) -> Script[None]:
+        """Leave no call open behind a step that ends. What was interrupted and not asked for again is given up: it failed, as
+        the step saw it. A write is settled first; none is passed that is in doubt."""
+        open_ = [r.no for r in self.journal.rows.values() if r.status == "started"]
+        if not open_:
+            return
+        rows, _ = yield Io(lambda: self.cp.store.calls(self.task, nos=open_, bodies=False))
+        writes: list[CallWrite] = []
+        for row in rows:
+            if row.status != "started":  # recorded, and the answer was lost
+                self.journal.put(row)
+            elif row.effect != "write":
+                error = row.error or error_record(InterruptedError("interrupted, and not asked for again"))
+                writes.append(CallWrite(replace(row, status="failed", error=error, finished_at=to_us(now())), "ended"))
+            else:
+                after = yield from self.settle(row)
+                if after.status == "in_doubt":
+                    self.end(in_doubt_error(self.task, after))
+        if writes:
+            sync = any(w.row.effect != "read" for w in writes)
+            yield Io(lambda: self.commit(self._calls(*writes, sync=sync)))
 
     def _recorded(self, row: CallRow) -> Any:
         rows, objects = self.cp.store.calls(self.task, nos=[row.no])

@@ -80,6 +80,8 @@ class RunBase(Ending):
         self._pauses: list[PauseRow] = []
         self._asked_pauses: dict[str, int] = {}
         self._used: list[PauseRow] = []
+        self._moved: dict[int, CallRow] = {}
+        """Rows to be written under another step with the next save."""
         self._finish: tuple[Any] | None = None
         self._mark: str | None = None
         self._unsaved = 0
@@ -226,6 +228,8 @@ class RunBase(Ending):
         for row in rows:
             row.check(self.task_id, f"call {row.no}")
         self._pauses = yield Io(lambda: self.cp.store.pauses(self.task_id))
+        for pause in self._pauses:
+            pause.check(self.task_id, f"pause {pause.no}")
         anew = journal.to_ask_anew(journal.Raised.decode(self._task.raised), line, state.step, rows)
         verified = 0
         known: dict[int, CallRow] = {r.no: r for r in rows}
@@ -271,7 +275,8 @@ class RunBase(Ending):
     def _open_step(self) -> None:
         flow = self._flow
         flow.step = self._state.step
-        flow.journal = StepJournal(self._steps.get(flow.step, ()))
+        later = [r for n, rows in self._steps.items() if n > flow.step for r in rows]
+        flow.journal = StepJournal(self._steps.get(flow.step, ()), later)
         flow.later = any(n > flow.step for n in self._steps)
         flow.warm = ()
         self._asked_pauses = {}
@@ -405,6 +410,7 @@ class RunBase(Ending):
                 "Wait for it before the step ends, or use run.call_many.",
             )
         yield Io(self._flow.flush)
+        yield from self._flow.close_open()
         mine = (self._state.step, self._state.seq, self._state.branch, self._state.task_id)
         if mine != self._mine:
             raise InvalidState(
@@ -427,25 +433,49 @@ class RunBase(Ending):
             status = "finished"
         if self._mark is not None:
             kind, label = "milestone", label or self._mark
+        moved = {**self._moved, **self._moves()}
         self._state.step += 1
         self._unsaved += 1
         checkpoint = None
         try:
             if due:
-                checkpoint = self._save(kind=kind, label=label, patch=TaskPatch(status=status) if status else None)
+                patch = TaskPatch(status=status) if status else None
+                checkpoint = self._save(kind=kind, label=label, patch=patch, calls=tuple(moved.values()))
         except BaseException:
             self._state.step -= 1
             self._unsaved -= 1
             self._control = before
             raise
         self._finish = None
-        self._steps.pop(self._flow.step, None)
+        if due:
+            moved = {n: replace(r, version=r.version + 1) for n, r in moved.items()}
+        self._moved = {} if due else moved
+        kept = {n: [r for r in rows if r.no not in moved] for n, rows in self._steps.items() if n != self._flow.step}
+        for row in moved.values():
+            kept.setdefault(row.step, []).append(row)
+        self._steps = kept
         self._open_step()
         return checkpoint
 
+    def _moves(self) -> dict[int, CallRow]:
+        """Rows that belong to another step now that this one is done: writes that it did not ask for go on to the next, and
+        what it took from a later one is its own."""
+        j, step = self._flow.journal, self._flow.step
+        left = [replace(r, step=step + 1, scope=journal.UNASKED) for r in j.left_over()]
+        for row in left:
+            log.warning("call %d (%s) of %s happened and was not asked for in step %d", row.no, row.tool, self.task_id, step)
+        return {r.no: r for r in (*left, *(replace(r, step=step) for r in j.borrowed.values() if r.step != step))}
+
     def _save(
-        self, *, kind: str, label: str | None = None, patch: TaskPatch | None = None, moves_head: bool = True
+        self,
+        *,
+        kind: str,
+        label: str | None = None,
+        patch: TaskPatch | None = None,
+        moves_head: bool = True,
+        calls: Sequence[CallRow] = (),
     ) -> Checkpoint:
+        self._flow.check_process()
         began = time.perf_counter()
         state, flow = self._state, self._flow
         recovery = None
@@ -473,6 +503,7 @@ class RunBase(Ending):
                 guard=flow.guard,
                 patch=patch,
                 pauses=used,
+                calls=tuple(CallWrite(r) for r in calls),
                 moves_head=moves_head,
             )
         except LeaseLost as error:

@@ -158,6 +158,11 @@ class Found:
     row: CallRow | None = None
 
 
+UNASKED = -(1 << 62)
+"""Scope of a write that happened in an earlier attempt of a step and was not asked for when the step was done anew: it is
+carried on to the next step, since what it did may be asked for there."""
+
+
 class StepJournal:
     """The calls of one step: what earlier attempts recorded, and what this attempt has made of it so far.
 
@@ -166,9 +171,14 @@ class StepJournal:
     step that asks again after an error must not be given a second execution.
     """
 
-    def __init__(self, rows: Iterable[CallRow] = ()) -> None:
+    def __init__(self, rows: Iterable[CallRow] = (), beside: Iterable[CallRow] = ()) -> None:
         every = tuple(rows)
-        self.rows: dict[int, CallRow] = {r.no: r for r in every if not r.superseded}
+        self.rows: dict[int, CallRow] = {r.no: r for r in every if not r.superseded and r.scope != UNASKED}
+        carried = [r for r in every if r.scope == UNASKED]
+        self.beside = {r.no: r for r in (*carried, *beside) if _happened(r)}
+        """Writes that happened under another step: carried on from the one before, or recorded for one that is still to come.
+        An equal call here may be one of these, because the step was cut differently this time."""
+        self.borrowed: dict[int, CallRow] = {}
         self.set_aside = tuple(r for r in every if r.superseded)
         """Served to nobody, and still a witness: a step that asked for one of these had gone on past what failed before."""
         self.earlier = frozenset(self.rows)
@@ -208,12 +218,15 @@ class StepJournal:
         return [
             r
             for n, r in sorted(self.rows.items())
-            if n in self.earlier
-            and n not in self.delivered
-            and r.status == "succeeded"
-            and r.effect in HAPPENS
-            and (tool is None or r.tool == tool)
+            if n in self.earlier and n not in self.delivered and _happened(r) and (tool is None or r.tool == tool)
         ]
+
+    def left_over(self) -> list[CallRow]:
+        """What to carry on when the step is done: writes that happened and were not asked for. What was carried here already
+        goes on only if this step took some of it, so that it does not stand in the way of later equal calls for ever."""
+        carried = [r for n, r in self.beside.items() if r.scope == UNASKED and n not in self.borrowed]
+        took = any(r.scope == UNASKED for r in self.borrowed.values())
+        return self.unclaimed() + (carried if took else [])
 
     def match(self, requests: Sequence[Request]) -> list[Found]:
         """Find and claim the recorded calls that ``requests``, made at the same time, stand for.
@@ -260,6 +273,17 @@ class StepJournal:
         self.begun(r, row.no)
         return Found(Match.RECORDED, row)
 
+    def _elsewhere(self, r: Request) -> Found | None:
+        for no, row in sorted(self.beside.items()):
+            if no in self.delivered or row.tool != r.tool:
+                continue
+            if row.op_key == r.op_key if r.op_key is not None else row.ident == r.ident:
+                if r.op_key is not None or r.replan == "reuse":
+                    self.rows[no] = self.borrowed[no] = row
+                    return self._take(r, row)
+                return Found(Match.PARK, row) if r.replan == "park" else None
+        return None
+
     def _new(self, r: Request) -> Found:
         if r.effect in HAPPENS:
             left = self.unclaimed(r.tool)
@@ -272,9 +296,15 @@ class StepJournal:
                 return self._take(r, left[0])
             if left and r.replan == "park":
                 return Found(Match.PARK, left[0])
+            if found := self._elsewhere(r):
+                return found
         if r.call_id is not None:
             self.named[r.scope, r.call_id] = (0, r.ident)
         return Found(Match.NEW)
+
+
+def _happened(r: CallRow) -> bool:
+    return r.status == "succeeded" and r.effect in HAPPENS and not r.superseded
 
 
 # -- identity of arguments
@@ -338,7 +368,10 @@ class Raised:
 
     @classmethod
     def decode(cls, data: bytes) -> Raised | None:
-        return cls(*msgspec.msgpack.decode(data)) if data else None
+        try:
+            return cls(*msgspec.msgpack.decode(data, type=tuple[int, int, bytes, int])) if data else None
+        except (msgspec.MsgspecError, RecursionError):
+            return None  # it only counts how often a step has raised; damaged, the count begins anew
 
 
 RAISES_BEFORE_ASKING_ANEW = 2
@@ -369,7 +402,7 @@ def to_ask_anew(raised: Raised | None, line: int, step: int, rows: Iterable[Call
     """
     if raised is None or raised.times < RAISES_BEFORE_ASKING_ANEW or raised.line != line or raised.step < step:
         return []
-    there = [r for r in rows if r.line == line and r.step == raised.step and not r.superseded]
+    there = [r for r in rows if (r.line, r.step) == (line, raised.step) and not r.superseded and r.scope != UNASKED]
     if raised.signature != signature(there):
         return []
     return [r for r in there if r.effect == "read" and r.status == "succeeded"]
@@ -400,14 +433,15 @@ def plan_calls(
 
     ``died`` is the fence of the last holder if it died, else 0.
     """
-    here = [r for r in rows if r.line == line and r.step >= step]
-    live = [r for r in here if not r.superseded]
+    reads = [r for r in rows if r.line == line and r.step >= step]
+    here = [r for r in reads if r.scope != UNASKED]
+    live = [r for r in reads if not r.superseded]
     anew = {r.no for r in to_ask_anew(raised, line, step, live)}
     killer = quarantine.killer(live, died)
     planned = []
     for r in live:
-        if r.no in anew:
-            planned.append(Planned(r, "ask_anew"))
+        if r.no in anew or r.scope == UNASKED:
+            planned.append(Planned(r, "ask_anew" if r.no in anew else "unclaimed"))
             continue
         past = went_past(r, [o for o in here if o.step == r.step]) or any(o.step > r.step for o in here)
         action = decide(r, past=past, answered=r.no in answered, now_us=now_us)

@@ -78,9 +78,9 @@ def redact(url: str) -> str:
     It rather hides too much: people forget to escape ``/``, ``?`` or ``@`` in a password, so all up to the last ``@`` counts.
     """
     scheme, sep, rest = url.partition("://") if "://" in url else ("", "", url)
-    if not rest.startswith("/"):
+    if not rest.startswith("/") or (not sep and rest.startswith("//")):
         login, at, place = rest.rpartition("@")
-        if at and ":" in login:
+        if at and ":" in login.lstrip("/"):
             rest = f"{login.partition(':')[0]}:***@{place}"
     return _SECRET.sub(r"\1***", f"{scheme}{sep}{rest}")
 
@@ -138,7 +138,11 @@ def _parsed(url: str, known: Mapping[str, Parser], given: Options) -> Options:
     parsed = {}
     for name, value in given.items():
         if name not in known:
-            raise UsageError(f"unknown option {name!r} for {redact(url)!r}", f"known ones are {_listed(known)}", "Correct it.")
+            raise UsageError(
+                f"unknown option {name!r} for {redact(url).partition('?')[0]!r}",
+                f"known ones are {_listed(known)}",
+                "Correct it.",
+            )
         parse, wanted = known[name]
         try:
             parsed[name] = parse(value)
