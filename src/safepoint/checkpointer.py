@@ -292,7 +292,15 @@ class Checkpointer(JournalVerbs, KeepingVerbs):
             Damaged, NewerFormat, NewerSchema, RefusedType: it is there and cannot be used; the newest good one is named.
         """
         try:
-            return self._load(task_id)
+            state = self._load(task_id)
+            if state is None and (row := self.store.task(task_id)) is not None and row.checkpoints:
+                raise Damaged(
+                    f"task {task_id!r} has {row.checkpoints} checkpoints, and the head of branch {row.branch!r} is not among them",
+                    "rows of the store have been removed or changed",
+                    "Load an earlier checkpoint by seq, or restore the store from a backup.",
+                    task=task_id,
+                )
+            return state
         except Damaged as error:
             good = self._newest_good(task_id, error.details.get("seq"))
             if good is not None and not error.details.get("good"):

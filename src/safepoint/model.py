@@ -477,7 +477,10 @@ def to_us(t: datetime) -> int:
 
 
 def from_us(us: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=us)
+    try:
+        return _EPOCH + timedelta(microseconds=us)
+    except OverflowError:  # a damaged row in a listing: its seal is checked when it is loaded
+        return _EPOCH
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

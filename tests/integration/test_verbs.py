@@ -765,3 +765,24 @@ def test_no_text_shows_a_password():
         with pytest.raises(safepoint.SafepointError) as caught:
             safepoint.open(url)
         assert CANARY not in str(caught.value) + repr(caught.value)
+
+
+def test_a_head_that_is_gone_is_no_absent_task(tmp_path):
+    """Rows removed by somebody else: never None, and never a new beginning."""
+    import apsw
+
+    url = f"sqlite:///{tmp_path / 'agent.db'}"
+    with safepoint.open(url) as cp:
+        state = State("t")
+        cp.save(state)
+        state.step += 1
+        cp.save(state)
+    for broken in ("DELETE FROM sp_checkpoints WHERE seq = 2", "DELETE FROM sp_branches"):
+        db = apsw.Connection(str(tmp_path / "agent.db"))
+        db.execute(broken)
+        db.close()
+        with safepoint.open(url) as cp:
+            with pytest.raises(Damaged, match="not among them"):
+                cp.load_latest("t")
+            with pytest.raises(Damaged):
+                safepoint.run_agent(lambda run: run.finish(), task_id="t", input="x", store=cp)
