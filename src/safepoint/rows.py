@@ -272,8 +272,8 @@ class TaskPatch:
 class Commit:
     """All that one atomic step writes. It lands whole or not at all, and landing twice is landing once.
 
-    With a ``guard`` the lease must still be that guard's (LeaseLost). Without one, a commit that moves a head or removes a
-    task is refused while a live run holds the task (LeaseHeld), unless ``anyway`` is set (answers and settlements, which
+    With a ``guard`` the lease must still be that guard's (LeaseLost). Without one, a commit is refused while a live run holds
+    the task (LeaseHeld), also one that only patches the task's row, unless ``anyway`` is set (answers and settlements, which
     are protected by the version of their row alone).
     """
 
@@ -294,6 +294,8 @@ class Commit:
     checkpoint, ``stands_on``) reaches."""
     stands_on: Head | None = None
     """Must still exist for the left-out objects to be there."""
+    at_head: bool = False
+    """``stands_on`` must be the head of the task's current branch, as it is before this commit (None: it has no head)."""
     calls: tuple[CallWrite, ...] = ()
     pauses: tuple[PauseWrite, ...] = ()
     patch: TaskPatch | None = None

@@ -61,14 +61,14 @@ class Store(ABC):
 
         Under one lock of the task, in this order: if a checkpoint with ``commit.id`` exists in that space, compare (same
         branch, parent, digest: answer it with ``existed=True``; else UsageError); check the guard, or that no live run
-        holds the task; answer a commit without a checkpoint that was the task's last to land, with its rows; compare the branch's head with ``expect``; compare the version of every call and pause row; then
-        give numbers (``seq``, ``no``, journal positions), seal the rows, and write. An object that exists with other bytes
+        holds the task; answer a commit without a checkpoint that was the task's last to land, with its rows; compare the branch's head with ``expect``, and with ``at_head`` that of the current branch with
+        ``stands_on``; see that ``stands_on`` exists; compare the version of every call and pause row; then give numbers (``seq``, ``no``, journal positions), seal the rows, and write. An object that exists with other bytes
         is overwritten. A guardless commit with a checkpoint creates the task; other commits need it to exist. The first
         branch of space '' becomes the task's current one; later only ``patch.branch`` changes that. A new branch forks from
         its checkpoint's ``parent_seq``. ``Committed.head`` is where the checkpoint's branch stands now.
 
         Raises:
-            Conflict: the branch moved, or a call/pause row has another version (``details["row"]`` names it).
+            Conflict: the branch (or with ``at_head`` the current one) moved, or a call/pause row has another version (``details["row"]`` names it).
             LeaseLost: the guard is no longer the lease's.
             LeaseHeld: no guard, and a live run holds the task.
             NotFound: no such task, call or pause; or ``stands_on`` is gone.

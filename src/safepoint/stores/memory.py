@@ -352,6 +352,11 @@ def _write(data: _Data, task: _Task, commit: Commit) -> Committed:
         head = None if at is None else at.head
         if head != commit.expect:
             raise refusals.moved(commit, head)
+    if commit.at_head:
+        current = task.branches.get(("", task.row.branch))
+        head = None if current is None else current.head
+        if head != commit.stands_on:
+            raise refusals.not_at_head(commit, task.row.branch, head)
     if (on := commit.stands_on) is not None:
         base = task.checkpoints.get(on.seq)
         if base is None or base.id != on.id:

@@ -238,6 +238,10 @@ class SQLiteStore(Leases, Reads, Store):
                 return self._repeated(conn, look, commit)
             if new is not None and at != commit.expect:
                 raise refusals.moved(commit, at)
+            if commit.at_head:
+                found = conn.rows(self._sql["look_branch"], (n, "", look.branch))
+                if (head := Head._make(found[0]) if found else None) != commit.stands_on:
+                    raise refusals.not_at_head(commit, look.branch, head)
             if (on := commit.stands_on) is not None and conn.rows(self._sql["id_at"], (key(n, on.seq),)) != [(on.id,)]:
                 raise refusals.gone(task, on)
             if new is not None and at is None and (there := self._same_id(conn, n, commit)):

@@ -266,6 +266,42 @@ class CommitTests:
         refused(store, commit, NotFound)
         refused(store, Commit(task="task", id=new_id(), stands_on=first.head, **writer_parts(call_row(1))), NotFound)
 
+    def test_a_patch_lands_only_at_the_head_that_it_was_decided_on(self, store: Store) -> None:
+        writer = Writer(store)
+        first = writer.save(*tree("a"))
+        call = writer.call()
+
+        def finish(on: Head | None, **fields: Any) -> Commit:
+            patch = TaskPatch(status="finished")
+            return Commit(task="task", id=new_id(), patch=patch, stands_on=on, at_head=True, **fields)
+
+        grant = store.acquire("task", b"me")
+        refused(store, finish(first.head), LeaseHeld)
+        store.abandon("task", grant)
+        assert first.head is not None
+        for wrong in (None, Head(1, "another id"), Head(2, first.head.id)):
+            assert refused(store, finish(wrong), Conflict).details["head"] == 1
+        done = store.commit(finish(first.head))
+        assert (done.seq, done.head, done.existed) == (None, None, False)
+        row = store.task("task")
+        assert row is not None
+        assert (row.status, row.head) == ("finished", first.head)
+        # The head moves, another branch becomes the current one: what was decided on the old one is void.
+        second = writer.save(*tree("b"), patch=TaskPatch(status="idle"))
+        refused(store, finish(first.head), Conflict)
+        refused(store, finish(first.head, **writer_parts(replace(call, status="failed"))), Conflict)
+        side = Writer(store, branch="side")
+        moved = side.save(row={"parent_seq": 1}, stands_on=second.head, at_head=True, patch=TaskPatch(branch="side"))
+        refused(store, finish(second.head), Conflict)
+        store.commit(finish(moved.head))
+
+    def test_a_task_without_a_head_stands_on_none(self, store: Store) -> None:
+        store.abandon("task", store.acquire("task", b"me"))
+        refused(store, Commit(task="task", id=new_id(), patch=STATUS, stands_on=Head(1, "x"), at_head=True), Conflict)
+        store.commit(Commit(task="task", id=new_id(), patch=STATUS, at_head=True))
+        Writer(store).save(at_head=True)
+        refused(store, Commit(task="task", id=new_id(), patch=STATUS, at_head=True), Conflict)
+
     # -- guards
 
     def test_every_kind_of_commit_shows_its_guard(self, store: Store) -> None:
@@ -311,6 +347,7 @@ class CommitTests:
         pause = writer.pause()
         grant = store.acquire("task", b"me")
         refused(store, writer.commit(*tree("b")), LeaseHeld)
+        refused(store, Commit(task="task", id=new_id(), patch=STATUS), LeaseHeld)
         # Answers, settlements and forks pass, and a head may be moved by who says so.
         answered = writer.write(replace(pause, status="answered"), anyway=True).pauses[0]
         assert answered.version == 2

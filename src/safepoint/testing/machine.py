@@ -47,20 +47,8 @@ class StoreMachine(RuleBasedStateMachine):
             *("first commit", "commit", "new branch", "failure leaf", "repeat", "id taken", "stale commit", "held", "anyway"),
             *("guarded commit", "lost guard", "intent", "result", "stale row", "row not there", "gone", "left out", "question"),
             *("answer", "second answer", "acquire", "acquire refused", "steal", "release", "release by others", "abandon"),
-            *(
-                "pin",
-                "prune",
-                "kept for a resume",
-                "dry run",
-                "delete",
-                "delete refused",
-                "read",
-                "absent",
-                "listing",
-                "calls",
-                "tasks",
-                "patch",
-            ),
+            *("pin", "prune", "kept for a resume", "dry run", "delete", "delete refused", "read", "absent", "listing", "calls"),
+            *("tasks", "patch", "at head", "not at head"),
         }
     )
     PERSISTENT: ClassVar[frozenset[str]] = frozenset({"reopen", "crash", "crash in a commit", "whole", "not there"})
@@ -80,7 +68,7 @@ class StoreMachine(RuleBasedStateMachine):
         for i in range(start):
             assert self._commit(self._checkpoint(TASKS[0], "", "main", {i})) == "ok"
         for i in range(calls if start else 0):
-            self._intend(TASKS[0], i, "started", 1, {i}, False)
+            self._intend(TASKS[0], i, ("succeeded", "started")[i % 2], 1, {i}, False)
 
     def teardown(self) -> None:
         if hasattr(self, "ask"):
@@ -334,6 +322,17 @@ class StoreMachine(RuleBasedStateMachine):
         patch = TaskPatch(status=status, branch=branch if here else None)
         if self._commit(Commit(task=name, id=new_id(), guard=self._guard(name), patch=patch)) == "ok":
             self.hit("patch")
+
+    @rule(name=tasks, which=picks, last=st.booleans(), anyway=st.booleans())
+    def patch_at_head(self, name: str, which: int, last: bool, anyway: bool) -> None:
+        heads = self.told[name]
+        current = self._head(name, "", self.oracle.tasks.get(name, {}).get("current", "main"))
+        on = current if last or not heads else heads[which % len(heads)]
+        guard = None if anyway else self._guard(name)
+        c = Commit(task=name, id=new_id(), guard=guard, anyway=anyway, patch=TaskPatch(status="finished"), stands_on=on)
+        got = self._commit(replace(c, at_head=True))
+        if got in {"ok", "Conflict"}:
+            self.hit("at head" if got == "ok" else "not at head")
 
     # -- leases
 

@@ -67,6 +67,10 @@ class Oracle:
             branch = task["branches"].get((new.space, new.branch))
             if (branch and branch["head"]) != (c.expect and tuple(c.expect)):
                 return {"Conflict"}
+        if c.at_head:
+            current = task["branches"].get(("", task["current"]))
+            if (current and current["head"]) != (c.stands_on and tuple(c.stands_on)):
+                return {"Conflict"}
         bad: set[str] = set()
         if c.stands_on is not None:
             at = task["checkpoints"].get(c.stands_on.seq)
