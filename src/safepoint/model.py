@@ -64,6 +64,9 @@ class Obj(NamedTuple):
     refs: bytes
     data: bytes
 
+    def __repr__(self) -> str:
+        return f"<Obj {self.name.hex()} {len(self.data)} bytes>"
+
 
 _BLANK = re.compile(r"\s*\Z")
 

@@ -28,6 +28,9 @@ class Guard(NamedTuple):
     fence: int
     token: str
 
+    def __repr__(self) -> str:
+        return f"<Guard fence={self.fence}>"
+
 
 def _digest(parts: list[Any]) -> bytes:
     # Each part with its type and length, so that no two different rows give the same bytes.
@@ -47,8 +50,19 @@ def _digest(parts: list[Any]) -> bytes:
     return h.digest()[:16]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sealed:
+class _Row:
+    """Prints which row it is and how it stands, and nothing that it holds: logs and tracebacks travel further than stores."""
+
+    __slots__ = ()
+    SHOWN: ClassVar[tuple[str, ...]]
+
+    def __repr__(self) -> str:
+        shown = [f"{name}={value!r}" for name in self.SHOWN if (value := getattr(self, name)) is not None]
+        return f"<{' '.join([type(self).__name__, *shown])}>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class _Sealed(_Row):
     """A row with a seal: a digest over its task and every field that does not change by itself."""
 
     seal: bytes = b""
@@ -83,10 +97,11 @@ def _sealed_fields(cls: type[_Sealed]) -> tuple[str, ...]:
     return names
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CheckpointRow(_Sealed):
     """One checkpoint. ``root`` and ``refs`` are the encoded state's root object, ``digest`` its name."""
 
+    SHOWN: ClassVar[tuple[str, ...]] = ("seq", "space", "branch", "step", "kind")
     id: str
     space: str = ""
     branch: str = "main"
@@ -109,10 +124,11 @@ class CheckpointRow(_Sealed):
     UNSEALED: ClassVar[frozenset[str]] = frozenset({"seal", "pinned", "root", "refs"})  # root and refs are under digest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CallRow(_Sealed):
     """One call of the journal. ``args``/``result`` with their refs are encoded roots, as in a checkpoint."""
 
+    SHOWN: ClassVar[tuple[str, ...]] = ("no", "line", "step", "tool", "effect", "status", "attempts", "version")
     no: int = 0
     """Per-task number, given by the store with the first intent."""
     line: int
@@ -154,10 +170,11 @@ class CallRow(_Sealed):
     """Rises with each write of the row; writes compare it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PauseRow(_Sealed):
     """A question. Identified within a step by name and occurrence."""
 
+    SHOWN: ClassVar[tuple[str, ...]] = ("no", "line", "step", "status", "version")
     no: int = 0
     line: int
     step: int
@@ -184,8 +201,9 @@ class BranchRow:
     forked_from: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskRow:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TaskRow(_Row):
+    SHOWN: ClassVar[tuple[str, ...]] = ("task", "status", "branch", "step")
     task: str
     status: str = "idle"
     branch: str = "main"
@@ -209,10 +227,11 @@ class TaskRow:
     checkpoints: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseRow:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class LeaseRow(_Row):
     """The claim on a task. ``live`` is found out at the time of reading, not stored."""
 
+    SHOWN: ClassVar[tuple[str, ...]] = ("task", "fence", "state", "live")
     task: str
     fence: int
     token: str
@@ -228,10 +247,11 @@ class LeaseRow:
     stopped: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+@dataclass(frozen=True, slots=True, repr=False)
+class Grant(_Row):
     """A lease that was just taken."""
 
+    SHOWN: ClassVar[tuple[str, ...]] = ("guard", "previous", "presumed")
     guard: Guard
     previous: str
     """How the last holder ended: '' (none), 'released', 'dead' (proven) or 'presumed_dead'."""
@@ -240,25 +260,28 @@ class Grant:
     """The store's own, to let go of the claim when the run is collected."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallWrite:
+@dataclass(frozen=True, slots=True, repr=False)
+class CallWrite(_Row):
     """Insert a call (``row.version == 0``: the store gives number and positions) or update it if its version is still
     ``row.version``. ``stamp`` says which journal position this write sets."""
 
+    SHOWN: ClassVar[tuple[str, ...]] = ("row", "stamp")
     row: CallRow
     stamp: str = ""
     """'began', 'ended', or '' for neither (a person's or verifier's word, a mark)."""
 
 
-@dataclass(frozen=True, slots=True)
-class PauseWrite:
+@dataclass(frozen=True, slots=True, repr=False)
+class PauseWrite(_Row):
+    SHOWN: ClassVar[tuple[str, ...]] = ("row",)
     row: PauseRow
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskPatch:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TaskPatch(_Row):
     """Fields of the task row to set; None leaves them."""
 
+    SHOWN: ClassVar[tuple[str, ...]] = ("status", "branch")
     status: str | None = None
     agent: str | None = None
     input: bytes | None = None
@@ -268,8 +291,8 @@ class TaskPatch:
     branch: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Commit(_Row):
     """All that one atomic step writes. It lands whole or not at all, and landing twice is landing once.
 
     With a ``guard`` the lease must still be that guard's (LeaseLost). Without one, a commit is refused while a live run holds
@@ -277,6 +300,7 @@ class Commit:
     are protected by the version of their row alone).
     """
 
+    SHOWN: ClassVar[tuple[str, ...]] = ("task", "id", "checkpoint")
     task: str
     id: str
     """Made before the first try. For a checkpoint it is the checkpoint's id."""
@@ -303,8 +327,9 @@ class Commit:
     """Whether this step must survive power loss before it is acknowledged (under durability="full")."""
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+@dataclass(frozen=True, slots=True, repr=False)
+class Committed(_Row):
+    SHOWN: ClassVar[tuple[str, ...]] = ("seq", "head", "existed", "bytes_written")
     seq: int | None
     """Of the checkpoint, if there was one."""
     head: Head | None

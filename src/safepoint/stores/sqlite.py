@@ -53,6 +53,9 @@ class _Look(NamedTuple):
     holder: bytes | None
     acquired_at: int | None
 
+    def __repr__(self) -> str:
+        return f"<_Look n={self.n}>"  # the token is nobody else's affair
+
 
 _NO_LEASE = (None,) * 7
 

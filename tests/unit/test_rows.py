@@ -1,0 +1,97 @@
+"""Rows: what they print, and what their seals are over."""
+
+from dataclasses import MISSING, fields, is_dataclass, replace
+from typing import Any
+
+import pytest
+
+from safepoint import rows
+from safepoint.errors import Damaged
+from safepoint.model import Obj
+from safepoint.rows import BranchRow, CallRow, CallWrite, CheckpointRow, Commit, Grant, Guard, Head, PauseRow, PauseWrite
+from safepoint.stores.sqlite import _Look
+
+CANARY = "k4nari-no-log-may-show-this"
+NAMES = {"task", "id", "branch", "space", "kind", "tool", "effect", "status", "state", "stamp", "previous"}
+"""Fields of text that may be printed: names of things, words of the library's own, and nothing that an agent said."""
+
+CLASSES: list[Any] = [c for c in vars(rows).values() if is_dataclass(c) and c.__module__ == rows.__name__]
+
+
+def filled(cls, text):
+    """An instance whose fields of text and bytes all hold ``text``, but for those that may be printed."""
+    given: dict[str, Any] = {}
+    for f in fields(cls):
+        kind = str(f.type)
+        if f.name in NAMES or (cls is BranchRow and f.name == "name"):
+            given[f.name] = "name"
+        elif kind.startswith("bytes"):
+            given[f.name] = text.encode()
+        elif kind.startswith("str"):
+            given[f.name] = text
+        elif kind.startswith("int"):
+            given[f.name] = 7
+        elif kind == "Guard":
+            given[f.name] = Guard(7, text)
+        elif kind.startswith("Head"):
+            given[f.name] = Head(7, "id")
+        elif f.default is MISSING:
+            given[f.name] = {
+                "row": lambda: filled(CallRow if cls is CallWrite else PauseRow, text),
+                "seqs": tuple,
+                "existed": bool,
+            }[f.name]()
+    return cls(**given)
+
+
+def test_all_rows_are_looked_at():
+    assert {CallRow, CheckpointRow, PauseRow, Commit, Grant, CallWrite, PauseWrite} <= set(CLASSES)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+def test_no_row_prints_what_it_holds(cls):
+    if cls.__name__.startswith("_"):
+        return
+    shown = repr(filled(cls, CANARY))
+    assert CANARY not in shown
+    assert "b'" not in shown
+    assert cls.__name__ in shown
+    assert len(shown) < 200
+
+
+def test_a_commit_prints_neither_objects_nor_rows_nor_its_guards_token():
+    call, pause = filled(CallRow, CANARY), filled(PauseRow, CANARY)
+    commit = replace(
+        filled(Commit, CANARY),
+        guard=Guard(3, CANARY),
+        checkpoint=filled(CheckpointRow, CANARY),
+        objects=(Obj(b"n" * 16, b"", CANARY.encode()),),
+        calls=(CallWrite(call),),
+        pauses=(PauseWrite(pause),),
+    )
+    for thing in (commit, commit.objects, commit.guard, commit.calls, commit.pauses, Grant(Guard(3, CANARY), "", 0, CANARY)):
+        assert CANARY not in repr(thing)
+        assert CANARY not in f"{thing}"
+    assert repr(call) == "<CallRow no=7 line=7 step=7 tool='name' effect='name' status='name' attempts=7 version=7>"
+    assert repr(Guard(3, CANARY)) == "<Guard fence=3>"
+
+
+def test_what_the_sqlite_store_reads_of_a_lease_prints_no_token():
+    assert CANARY not in repr(_Look._make([CANARY] * len(_Look._fields))).replace(f"n={CANARY}", "")
+
+
+@pytest.mark.parametrize("cls", [CallRow, PauseRow, CheckpointRow])
+def test_a_seal_is_over_every_field_and_the_task(cls):
+    row = filled(cls, "x").sealed("task")
+    row.check("task", "row")
+    with pytest.raises(Damaged):
+        row.check("other task", "row")
+    for f in fields(cls):
+        if f.name in cls.UNSEALED - {"seal"}:
+            continue
+        value = getattr(row, f.name)
+        other = value + type(value)(b"y" if isinstance(value, bytes) else "y" if isinstance(value, str) else 1)
+        if isinstance(value, bool):
+            other = not value
+        with pytest.raises(Damaged):
+            replace(row, **{f.name: other}).check("task", "row")
