@@ -103,7 +103,9 @@ UTC_TIME = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 
 def json_ls(run, db):
     found = {t["task_id"]: t for t in run("ls")["tasks"]}
-    assert {*HOSTILE, "mailing", "asking", "done", "failing", "kept"} == set(found)
+    assert {*HOSTILE, "mailing", "asking", "done", "failing", "kept", "losing", "ready"} == set(found)
+    assert [found[t]["unfinished"] for t in ("mailing", "ready", "asking")] == [False, True, False]
+    assert [(found[t]["status"], found[t]["pending"]) for t in ("mailing", "ready")] == [("waiting", 1), ("waiting", 0)]
     assert sorted(found) == [row[0] for row in rows(db, "SELECT task FROM sp_tasks ORDER BY task")]
     mailing = found["mailing"]
     assert (mailing["status"], mailing["step"], mailing["head"], mailing["pending"]) == ("waiting", 1, 2, 1)
@@ -114,7 +116,7 @@ def json_ls(run, db):
     assert found["kept"]["status"] == "idle"
     assert all(UTC_TIME.fullmatch(t["updated_at"]) for t in found.values())
     assert [t["task_id"] for t in run("ls", "--status", "finished")["tasks"]] == ["done"]
-    assert run("ls", "--status", "unfinished")["tasks"] == []
+    assert [t["task_id"] for t in run("ls", "--status", "unfinished")["tasks"]] == ["ready"]
 
 
 def json_log(run, db):
@@ -175,7 +177,7 @@ def json_calls(run, db):
     assert [c["arguments"] for c in newest["calls"]] == [{"to": "ann@example.com", "subject": "hello"}]
     (one,) = run("calls", "mailing", "2")["calls"]
     assert one["result"] == memo("n")
-    keys = {row[0] for row in rows(db, "SELECT idempotency_key FROM sp_calls")}
+    keys = {row[0] for row in rows(db, "SELECT idempotency_key FROM sp_calls WHERE tool != 'socket.open'")}
     assert {c["idempotency_key"] for c in data["calls"]} == keys
 
 
@@ -211,7 +213,7 @@ def json_answer(run, db):
     assert data["plan"]["does"] == "carry on"
     assert run("pauses", "asking")["pauses"] == []
     assert run("pauses", "asking", "--all")["pauses"][0]["answer"] == {"ok": True}
-    assert [t["task_id"] for t in run("ls", "--status", "unfinished")["tasks"]] == ["asking"]
+    assert [t["task_id"] for t in run("ls", "--status", "unfinished")["tasks"]] == ["asking", "ready"]
 
 
 def json_cleanup(run, db):
@@ -270,11 +272,21 @@ def test_ls(run):
     code, out, _ = run("ls")
     assert code == 0
     lines = out.splitlines()
-    assert lines[0].split() == ["task", "status", "step", "head", "kept", "pending", "updated", "holder"]
+    assert lines[0].split() == ["task", "status", "step", "head", "kept", "pending", "updated", "holder", "reason"]
     mailing = next(line for line in lines if line.startswith("mailing"))
     assert mailing.split()[:6] == ["mailing", "waiting", "1", "2", "2", "1"]
-    assert len(lines) == 1 + len(HOSTILE) + 5
+    assert next(line for line in lines if line.startswith("ready")).split()[:5] == ["ready", "waiting", "(ready)", "0", "1"]
+    assert next(line for line in lines if line.startswith("failing")).endswith("ZeroDivisionError")
+    assert len(lines) == 1 + len(HOSTILE) + 7
     assert "x" * 512 in out, "a pipe gets whole columns"
+
+
+def test_ls_shows_reasons_only_where_there_are_some(run, tmp_path):
+    url = f"sqlite:///{tmp_path}/plain.db"
+    with safepoint.open(url) as cp:
+        cp.save(safepoint.State("t"))
+    _, out, _ = run("ls", "--store", url)
+    assert out.splitlines()[0].split()[-1] == "holder"
 
 
 HOLD = """
@@ -357,6 +369,66 @@ def test_calls_and_one_call(run):
     _, out, err = run("calls", "mailing", "3")
     assert '"to": "ann@example.com"' in out
     assert "safepoint resolve --not-done mailing 3" in err
+
+
+def test_a_result_that_is_missing_is_shown_and_can_be_given(run):
+    _, out, err = run("calls", "losing")
+    assert "succeeded (result missing)" in out
+    assert "safepoint calls losing 1" in err
+    _, out, err = run("calls", "losing", "1")
+    assert "succeeded (result missing)" in out
+    assert "\nresult\n" not in out
+    assert "safepoint resolve --done 'RESULT AS JSON' losing 1" in err
+    assert [run("calls", "losing", "--json")[1].count(f'"result_missing": {word}') for word in ("true", "false")] == [1, 0]
+    code, _, err = run("resolve", "losing", "1", "--not-done", "--yes")
+    assert code == 2
+    assert "--done JSON" in err
+    assert run("resolve", "losing", "1", "--done", "1", stdin="n\n")[0] == 1
+    code, out, err = run("resolve", "losing", "1", "--done", '{"ok": 1}', stdin="y\n")
+    assert (code, out.splitlines()[:2]) == (
+        0,
+        [
+            "call 1 of losing is settled: it has its result",
+            "When a resume comes to this call: its recorded result is returned; it is not executed.",
+        ],
+    )
+    assert "its result is missing" in err
+    assert "(result missing)" not in run("calls", "losing")[1]
+
+
+def test_hints_name_the_store_that_was_named(run, db, monkeypatch):
+    monkeypatch.delenv("SAFEPOINT_URL")
+    url = f"sqlite:///{db}"
+    named = f"safepoint --store {url} "
+    for args in (
+        ("calls", "mailing"), ("calls", "mailing", "3"), ("calls", "losing", "1"), ("pauses", "asking"), ("plan", "asking"),
+        ("log", "kept", "-n", "1"), ("calls", "mailing", "-n", "1"), ("show", "kept@77"), ("log", "nope"),
+        ("resolve", "mailing", "1", "--not-done"),
+    ):  # fmt: skip
+        for call in ((*args, "--store", url), ("--store", url, *args)):
+            _, out, err = run(*call)
+            assert named in out + err, args
+            assert "safepoint " not in (out + err).replace(named, ""), args
+
+
+PYTHON = re.compile(r"\w\(|\bcp\.|\b[a-z_]+=(?!true)")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("show", "nope"), ("answer", "asking", "7", "1"), ("answer", "asking", "name", "1"), ("resolve", "losing", "1", "--not-done"),
+        ("resolve", "mailing", "1", "--not-done"), ("resolve", "mailing", "99", "--not-done"), ("pin", "kept@99"),
+        ("rm", "held", "--yes"), ("cleanup", "kept"),
+    ],
+)  # fmt: skip
+def test_remedies_are_for_somebody_at_a_shell(run, db, args):
+    with safepoint.open(f"sqlite:///{db}") as cp, cp.resume("held"):
+        code, _, err = run(*args)
+    assert code in {2, 3, 5}
+    remedy = err.partition("remedy: ")[2]
+    assert remedy
+    assert not PYTHON.search(remedy), remedy
 
 
 def test_plan(run):
@@ -620,6 +692,49 @@ def test_another_programs_file_is_left_alone(run, tmp_path):
     assert {p.name: p.read_bytes() for p in tmp_path.glob("*.db")} == before
 
 
+@pytest.mark.parametrize("url", ["sqlite:agent.db", "sqlite:/agent.db", "SQLITE:/agent.db"])
+def test_too_few_slashes_are_named(run, url):
+    code, _, err = run("ls", "--store", url)
+    assert code == 2
+    assert "sqlite:///agent.db" in err
+    assert "three slashes" in err
+
+
+def test_a_tilde_is_not_expanded_and_the_error_says_so(run):
+    code, _, err = run("ls", "--store", "sqlite:///~/agent.db")
+    assert code == 3
+    assert "~ is not expanded" in err
+
+
+def test_what_was_not_foreseen_is_no_traceback(run, monkeypatch):
+    def broken(self, **options):
+        raise KeyError("CANARY")
+
+    monkeypatch.setattr(safepoint.Checkpointer, "tasks", broken)
+    code, out, err = run("ls")
+    assert (code, out) == (2, "")
+    assert "did not foresee: KeyError" in err
+    assert "Traceback" not in err
+    assert "CANARY" not in err
+    assert strict(run("ls", "--json")[1])["error"]["exit_code"] == 2
+    monkeypatch.setenv("SAFEPOINT_TRACEBACK", "1")
+    with pytest.raises(KeyError):
+        run("ls")
+
+
+@pytest.mark.parametrize("output", ["/dev/full", None])
+def test_an_output_that_takes_nothing_is_no_traceback(db, output):
+    where = f"> {output}" if output else ">&-"
+    done = subprocess.run(
+        f"{sys.executable} -m safepoint ls --store sqlite:///{db} {where}",
+        shell=True, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
 @pytest.mark.parametrize(
     "url", ["memory://", "memory://x", "agent.db", "nope://x", "sqlite:///", "sqlite://host/x", "sqlite:///x%00.db"]
 )
@@ -747,7 +862,7 @@ def test_a_terminal_gets_colours_and_short_values(db):
     plain = on_terminal("ls", "--store", url, NO_COLOR="1", TERM="dumb")
     assert "\x1b" not in plain
     assert not re.search("\x1b\\[[0-9;]*3[0-7]m", on_terminal("ls", "--store", url, NO_COLOR="1"))
-    folded = re.findall("^x+", plain, re.MULTILINE)
+    folded = re.findall("^x+(?= |$)", plain, re.MULTILINE)
     assert len(folded) > 1
     assert sum(map(len, folded)) == 512, "an id is folded, never cut"
     assert "[bold]no markup[/bold] :smile:" in on_terminal("ls", "--store", url, columns=120)

@@ -61,6 +61,15 @@ def listing() -> Memo:
     return Memo(Phase.COLLECT, datetime(2026, 3, 1, tzinfo=UTC), ["n"])
 
 
+@safepoint.tool(effect="read", name="socket.open")
+def opened() -> object:
+    return object()
+
+
+def losing(run):
+    run.finish(run.call(opened))
+
+
 def mailing(run):
     if run.state.step == 0:
         run.state.messages.append(run.call(ask, run.state.messages))
@@ -90,6 +99,12 @@ def fill(url: str) -> None:
             safepoint.run_agent(failing, task_id="failing", store=cp)
         except ZeroDivisionError:
             pass
+        try:
+            safepoint.run_agent(losing, task_id="losing", store=cp)
+        except safepoint.RefusedType:
+            pass
+        safepoint.run_agent(asking, task_id="ready", store=cp)
+        cp.answer("ready", 1, True)
         state = State(task_id="kept")
         for i in range(1, 6):
             state.step = i

@@ -12,7 +12,7 @@ import click
 
 from safepoint._version import __version__
 from safepoint.cli import facts, views
-from safepoint.cli.ending import code_of
+from safepoint.cli.ending import STORE, code_of
 from safepoint.cli.opening import PlainCheckpointer, open_plain, split_at
 from safepoint.cli.screen import Screen
 from safepoint.cli.text import age, name, shell
@@ -24,7 +24,6 @@ __all__ = ["cli"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 CALL_STATUSES = ("started", "succeeded", "failed", "paused", "in_doubt", "quarantined")
-_STORE = "safepoint.store"
 _JSON = "safepoint.json"
 
 
@@ -49,7 +48,7 @@ def _as_json() -> bool:
 @contextmanager
 def _opened() -> Iterator[PlainCheckpointer]:
     meta = click.get_current_context().meta
-    with open_plain(meta.get(_STORE) or os.environ.get("SAFEPOINT_URL")) as cp:
+    with open_plain(meta.get(STORE) or os.environ.get("SAFEPOINT_URL")) as cp:
         yield cp
 
 
@@ -229,7 +228,8 @@ def plan(task: str) -> None:
 def resolve(task: str, no: int, done: str | None, not_done: bool, yes: bool) -> None:
     """Settle a call that is in doubt: it happened, or it did not.
 
-    Look at the receiver first: this word decides whether the call is executed once more.
+    Look at the receiver first: this word decides whether the call is executed once more. A call that succeeded and whose
+    result is missing, as it could not be stored, takes --done as well.
     """
     if (done is None) == (not not_done):
         raise UsageError("say what happened", "resolve takes exactly one of --done JSON and --not-done", "Give one of them.")
@@ -238,11 +238,15 @@ def resolve(task: str, no: int, done: str | None, not_done: bool, yes: bool) -> 
     with _opened() as cp:
         cp.status(task)
         rows, objects = cp.store.calls(task, nos=[no])
-        if rows and rows[0].status == "in_doubt" and not yes:
-            views.doubt(task, facts.call(task, rows[0], objects))
+        before = facts.call(task, rows[0], objects) if rows else {}
+        missing = before.get("result_missing", False)
+        if (before.get("status") == "in_doubt" or (missing and not not_done)) and not yes:
+            views.doubt(task, before)
             click.confirm(
                 "Record that it did NOT happen? It may then be executed again."
                 if not_done
+                else "Record this as its result?"
+                if missing
                 else "Record that it happened, with this result?",
                 abort=True,
                 err=True,
@@ -255,7 +259,8 @@ def resolve(task: str, no: int, done: str | None, not_done: bool, yes: bool) -> 
     if _as_json():
         screen.json({"task_id": task, "call": settled, "next": follows, "plan": after})
     else:
-        screen.line(f"call {no} of {name(task)} is settled: it {'did not happen' if not_done else 'happened'}")
+        how = "it has its result" if missing else "it did not happen" if not_done else "it happened"
+        screen.line(f"call {no} of {name(task)} is settled: {how}")
         for text in follows:
             screen.line(text)
 

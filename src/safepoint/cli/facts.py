@@ -75,6 +75,7 @@ def call(task_id: str, row: CallRow, objects: Mapping[bytes, Obj] | None) -> Fac
         "effect": c.effect,
         "status": c.status,
         "superseded": row.superseded,
+        "result_missing": c.status == "succeeded" and row.result is None,
         "attempts": c.attempts,
         "call_id": c.call_id,
         "idempotency_key": c.idempotency_key,
@@ -153,12 +154,12 @@ def finding(f: Finding) -> Facts:
     return {"name": f.name, "level": f.level, "text": f.text, "remedy": f.remedy}
 
 
-def error(problem: SafepointError) -> Facts:
+def error(problem: SafepointError, remedy: str) -> Facts:
     return {
         "type": type(problem).__name__,
         "what": _text(problem.what),
         "why": _text(problem.why),
-        "remedy": _text(problem.remedy),
+        "remedy": _text(remedy),
         "details": {k: v for k, v in problem.details.items() if _is_json(v)},
     }
 

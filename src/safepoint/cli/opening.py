@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -76,7 +77,15 @@ def open_plain(url: str | None) -> PlainCheckpointer:
             "neither --store nor the environment variable SAFEPOINT_URL is given",
             "Write --store sqlite:///agent.db, or export SAFEPOINT_URL=sqlite:///agent.db.",
         )
-    scheme, _, rest = url.partition("://")
+    scheme, sep, rest = url.partition("://")
+    slashes = re.fullmatch(r"sqlite:(/?)([^/].*)", url, re.IGNORECASE | re.DOTALL)
+    if slashes and not sep:
+        file = redact(slashes[2])
+        raise UsageError(
+            f"{redact(url)!r} is no store URL",
+            "there are three slashes before a relative path, and four before an absolute one",
+            f"Write sqlite:///{file} for a file below this folder, or sqlite:////{file}.",
+        )
     if scheme.lower() == "memory":
         raise UsageError(
             "a memory store cannot be seen from here", "it lives in the process that opened it", "Name a stored one."
@@ -95,7 +104,9 @@ def _sqlite_exists(url: str, given: str) -> None:
     try:
         st = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
-        raise NotFound(f"there is no store at {redact(url)}", f"{path} does not exist", "Correct the URL.", path=path) from None
+        # As open() does it: a shell expands ~ only at the beginning of a word, and there it is not.
+        remedy = "Write the path in full: ~ is not expanded in a URL." if given.startswith("~") else "Correct the URL."
+        raise NotFound(f"there is no store at {redact(url)}", f"{path} does not exist", remedy, path=path) from None
     except OSError:
         return  # opening it tells more
     if not stat.S_ISREG(st.st_mode):

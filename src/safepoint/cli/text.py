@@ -14,8 +14,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from safepoint.errors import UsageError
+from safepoint.stores.url import redact
 
-__all__ = ["age", "clean", "clock", "cut", "dumps", "iso", "ms", "name", "ranges", "shell", "size"]
+__all__ = ["age", "clean", "clock", "command", "cut", "dumps", "in_shell", "iso", "ms", "name", "ranges", "shell", "size"]
 
 _DANGEROUS = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _JOINERS = frozenset("\u200c\u200d")
@@ -55,6 +56,31 @@ def shell(text: str) -> str:
     """A name as a word of a command that can be pasted into bash."""
     shown = name(text)
     return shown if shown != text else shlex.quote(text)
+
+
+_IN_SHELL = (
+    # Remedies of the library, as far as they name Python, in the words of the command line.
+    (re.compile(r"See tasks\(\), or `safepoint ls`"), "See `safepoint ls`"),
+    (re.compile(r"\b([Ss])ee pauses\(\)"), r"\1ee `safepoint pauses`"),
+    (
+        re.compile(r"; steal=True takes the task from it(?: by force)?"),
+        "; a program that resumes the task can take it by force",
+    ),
+    (re.compile(r"pass network_ok=True"), "add ?network_ok=true to its URL"),
+    (re.compile(r"Give it a result: Done\(result\)"), "Give it a result: --done JSON"),
+)
+
+
+def in_shell(text: str, store: str | None) -> str:
+    """A remedy for somebody at a shell; commands in it name the store that was named to this one."""
+    for python, words in _IN_SHELL:
+        text = python.sub(words, text)
+    return text.replace("`safepoint ", f"`{command(store)} ")
+
+
+def command(store: str | None) -> str:
+    """``safepoint``, with the --store that was given: what is pasted has to go to the same place."""
+    return f"safepoint --store {shell(redact(store))}" if store else "safepoint"
 
 
 def dumps(value: Any, *, indent: int | None = 2) -> str:

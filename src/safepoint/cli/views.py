@@ -6,8 +6,9 @@ import sys
 from datetime import datetime
 from typing import Any
 
+from safepoint.cli.ending import STORE
 from safepoint.cli.screen import Column, Screen, Styled, status
-from safepoint.cli.text import clean, clock, ms, name, ranges, shell, size
+from safepoint.cli.text import clean, clock, command, ms, name, ranges, shell, size
 from safepoint.model import now
 
 Facts = dict[str, Any]
@@ -31,10 +32,17 @@ def _holder(facts: Facts | None) -> str:
     return who + (" (stopped)" if facts.get("stopped") else "")
 
 
+def _task_status(t: Facts) -> Styled:
+    if t["status"] == "waiting" and not t["pending"]:
+        return Styled("waiting (ready)", status("interrupted").style)  # all is settled and answered: it can be resumed
+    return status(t["status"])
+
+
 def tasks(screen: Screen, found: list[Facts]) -> None:
     if not found:
         screen.line("no tasks")
         return
+    reasons = any(t["reason"] for t in found)
     screen.table(
         [
             Column("task", fold=True),
@@ -45,17 +53,19 @@ def tasks(screen: Screen, found: list[Facts]) -> None:
             Column("pending", right=True),
             Column("updated"),
             Column("holder"),
+            *([Column("reason", fold=True)] if reasons else []),
         ],
         [
             (
                 name(t["task_id"]),
-                status(t["status"]),
+                _task_status(t),
                 str(t["step"]),
                 "" if t["head"] is None else str(t["head"]),
                 str(t["checkpoints"]),
                 str(t["pending"]) if t["pending"] else "",
                 _when(t["updated_at"], short=screen.terminal),
                 _holder(t["holder"]),
+                *([t["reason"]] if reasons else []),
             )
             for t in found
         ],
@@ -101,7 +111,7 @@ def log(screen: Screen, task: str, found: list[Facts], older: bool) -> None:
         map(row, found),
     )
     if older:
-        _note(f"older ones: safepoint log --before {found[-1]['seq']} {_word(task)}")
+        _note(f"older ones: {_safepoint()} log --before {found[-1]['seq']} {_word(task)}")
 
 
 def state(screen: Screen, data: Facts) -> None:
@@ -169,10 +179,16 @@ def _trouble(c: Facts) -> str:
     """Why a call is as it is: in one line."""
     error = c["error"]
     text = c.get("reason") or ""
-    if isinstance(error, dict) and c["status"] != "succeeded":
+    if isinstance(error, dict) and (c["status"] != "succeeded" or c["result_missing"]):
         said = f"{error.get('type', '')}: {error.get('message', '')}"
         text = f"{text}; {said}" if text else said
     return text
+
+
+def _call_status(c: Facts) -> Styled:
+    if c.get("result_missing"):
+        return Styled(f"{c['status']} (result missing)", status("in_doubt").style)
+    return status(c["status"])
 
 
 def calls(screen: Screen, task: str, found: list[Facts], older: bool) -> None:
@@ -196,7 +212,7 @@ def calls(screen: Screen, task: str, found: list[Facts], older: bool) -> None:
                 str(c.get("step", "")),
                 c.get("tool", ""),
                 c.get("effect", ""),
-                Styled("set aside", "dim") if c.get("superseded") else status(c["status"]),
+                Styled("set aside", "dim") if c.get("superseded") else _call_status(c),
                 str(c.get("attempts", "")),
                 ms(c.get("ms")),
                 _trouble(c),
@@ -205,10 +221,13 @@ def calls(screen: Screen, task: str, found: list[Facts], older: bool) -> None:
         ],
     )
     if older:
-        _note(f"older ones: safepoint calls --limit 0 {_word(task)}")
+        _note(f"older ones: {_safepoint()} calls --limit 0 {_word(task)}")
     doubt = next((c["no"] for c in found if c["status"] == "in_doubt"), None)
     if doubt is not None:
-        _note(f"in doubt: see `safepoint calls {_word(task)} {doubt}`, then settle it with `safepoint resolve`")
+        _note(f"in doubt: see `{_safepoint()} calls {_word(task)} {doubt}`, which says how to settle it")
+    missing = next((c["no"] for c in found if c.get("result_missing") and not c.get("superseded")), None)
+    if missing is not None:
+        _note(f"result missing: see `{_safepoint()} calls {_word(task)} {missing}`, which says how to give it one")
 
 
 def call(screen: Screen, task: str, c: Facts) -> None:
@@ -218,7 +237,7 @@ def call(screen: Screen, task: str, c: Facts) -> None:
     screen.line(f"call {c['no']}  {c['tool']}", "bold")
     screen.pairs(
         [
-            ("status", f"{c['status']}, set aside" if c["superseded"] else status(c["status"])),
+            ("status", f"{c['status']}, set aside" if c["superseded"] else _call_status(c)),
             ("reason", c["reason"]),
             ("effect", c["effect"] + (", has a verifier" if c["has_verifier"] else "")),
             ("step", c["step"]),
@@ -233,15 +252,18 @@ def call(screen: Screen, task: str, c: Facts) -> None:
     )
     _bodies(screen, c)
     if c["status"] == "in_doubt":
-        _note(f"it happened:         safepoint resolve --done 'RESULT AS JSON' {_word(task)} {c['no']}")
-        _note(f"it did not happen:   safepoint resolve --not-done {_word(task)} {c['no']}")
+        _note(f"it happened:         {_safepoint()} resolve --done 'RESULT AS JSON' {_word(task)} {c['no']}")
+        _note(f"it did not happen:   {_safepoint()} resolve --not-done {_word(task)} {c['no']}")
+    elif c["result_missing"] and not c["superseded"]:
+        _note("it happened and is not run again; its result could not be stored, and each resume that comes to it fails")
+        _note(f"give it one:   {_safepoint()} resolve --done 'RESULT AS JSON' {_word(task)} {c['no']}")
     screen.line()
 
 
 def _bodies(screen: Screen, c: Facts) -> None:
     screen.line("arguments")
     screen.value(c["arguments"])
-    if c["status"] == "succeeded":
+    if c["status"] == "succeeded" and not c["result_missing"]:
         screen.line("result")
         screen.value(c["result"])
     for part in ("error", "model"):
@@ -254,8 +276,9 @@ def doubt(task: str, c: Facts) -> None:
     """What somebody has to know before they settle a call; on stderr, where the question is asked."""
     import json
 
+    how = "succeeded, its result is missing" if c.get("result_missing") else "is in doubt"
     lines = [
-        f"call {c['no']} of {name(task)}: {c.get('tool', '')} ({c.get('effect', '')}) is in doubt",
+        f"call {c['no']} of {name(task)}: {c.get('tool', '')} ({c.get('effect', '')}) {how}",
         f"  {_trouble(c)}",
         f"  started {_when(c.get('started_at'))}, attempts {c.get('attempts', '')}",
         f"  idempotency key {name(c.get('idempotency_key', ''))}",
@@ -313,7 +336,7 @@ def plan(screen: Screen, p: Facts) -> None:
             ],
         )
     for no in p["pauses"]:
-        screen.line(f"pause {no} waits for an answer: safepoint answer {_word(p['task_id'])} {no} JSON")
+        screen.line(f"pause {no} waits for an answer: {_safepoint()} answer {_word(p['task_id'])} {no} JSON")
 
 
 def follows(p: Facts, no: int | None = None) -> list[str]:
@@ -344,7 +367,7 @@ def pauses(screen: Screen, task: str, found: list[Facts]) -> None:
         screen.line(f"pause {p['no']}  {name(p['name'])}  {p['status']}, step {p['step']}, {_when(p['asked_at'])}", "bold")
         screen.value(p["question"])
         if p["status"] == "open":
-            _note(f"answer it: safepoint answer {_word(task)} {p['no']} JSON")
+            _note(f"answer it: {_safepoint()} answer {_word(task)} {p['no']} JSON")
         else:
             screen.line("answer")
             screen.value(p["answer"])
@@ -369,6 +392,13 @@ def findings(screen: Screen, found: list[Facts]) -> None:
         [Column("level"), Column("check"), Column("found", fold=True), Column("remedy", fold=True)],
         [(status(f["level"]), f["name"], f["text"], f["remedy"]) for f in found],
     )
+
+
+def _safepoint() -> str:
+    import click
+
+    context = click.get_current_context(silent=True)
+    return command(context.meta.get(STORE) if context is not None else None)
 
 
 def _word(task: str) -> str:
