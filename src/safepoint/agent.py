@@ -141,7 +141,7 @@ def stored(cp: Checkpointer, task: str, job: Job) -> Outcome | None:
     turn = job.settled(cp, task, state._base.control)
     if turn is None:
         return None
-    if turn is state._base.control.turns[-1] and cp.status(task).status == "interrupted":
+    if turn is state._base.control.turns[-1] and cp.status(task).status in ("interrupted", "failed"):
         # The process died after the last save and before it let go: what is stored says that the task is done.
         # Unless somebody has taken the task meanwhile: then it is theirs to say.
         with contextlib.suppress(Conflict, LeaseHeld, NotFound):

@@ -322,18 +322,6 @@ class Flow(FlowBase):
         self.counters.calls += 1
         self.counters.last_call = asked.tool.name
 
-    def _undo(self, intent: CallRow) -> None:
-        """Take back an intent that may have landed: nothing was run for it."""
-        for row in self.cp.store.calls(self.task, line=self.line, from_step=self.step, bodies=False)[0]:
-            mine = (row.idempotency_key, row.attempts, row.fence) == (
-                intent.idempotency_key,
-                intent.attempts,
-                self.guard.fence,
-            )
-            if mine and row.status == "started":
-                undone = replace(row, status="failed", not_done=True, reason="cancelled before it began")
-                self.commit(self._calls(CallWrite(undone, "ended")))
-
     def _attempt(self, asked: _Asked, row: CallRow, validate: Validate | None) -> Script[tuple[Any, CallRow]]:
         """Execute once and record. Returns the value with the row, or the exception with the row of a failed attempt."""
         try:

@@ -133,10 +133,10 @@ class Ending(Caller):
     def _last_status(self, error: BaseException | None) -> str | None:
         if isinstance(error, InDoubt | DecisionNeeded):
             return "waiting"
+        if getattr(self, "_control", None) is not None and self._control.finished:
+            return "finished"  # whatever came after the save that said so
         if isinstance(error, Exception) and not isinstance(error, NO_FAULT_OF_THE_STEP):
             return "failed"
-        if getattr(self, "_control", None) is not None and self._control.finished:
-            return "finished"
         return "interrupted"
 
     def _abandoned(self, why: str) -> None:

@@ -196,6 +196,8 @@ class FlowBase:
     def close_open(self) -> Script[None]:
         """Leave no call open behind a step that ends. What was interrupted and not asked for again is given up: it failed, as
         the step saw it. A write is settled first; none is passed that is in doubt."""
+        if doubt := [r for r in self.journal.rows.values() if r.status == "in_doubt"]:
+            self.end(in_doubt_error(self.task, *doubt))
         open_ = [r.no for r in self.journal.rows.values() if r.status == "started"]
         if not open_:
             return
@@ -229,7 +231,7 @@ class FlowBase:
         the error must not go on past it. A resume asks the write's verifier."""
         with self.lock:
             row = self.journal.rows.get(no)
-            if row is None or row.effect != "write" or row.status != "started" or self.ended is not None:
+            if row is None or row.effect != "write" or row.status not in ("started", "in_doubt") or self.ended is not None:
                 raise error
             if any(kept.no == no for _, kept in self.unwritten):
                 raise error  # the result is known, and written before anything else

@@ -32,7 +32,7 @@ from safepoint.replies import in_doubt_error
 from safepoint.rows import CallRow, CallWrite, Commit, Grant, PauseRow, PauseWrite, TaskPatch
 from safepoint.rules import journal, planning, quarantine
 from safepoint.rules.journal import Action, StepJournal
-from safepoint.script import Io, LoopThread, Script, Sleep
+from safepoint.script import Io, LoopThread, Pass, Script, Sleep
 from safepoint.stores import holder
 from safepoint.tools import Bound, Tool, current, live_runs
 
@@ -160,6 +160,7 @@ class RunBase(Ending):
         self.cp._runs.add(self)
         try:
             yield from self._restore()
+            yield Pass()  # a cancellation that was put off comes out here, where the task is let go of
         except BaseException as error:
             public = error.error if isinstance(error, RunEnded) else error
             yield from self._release(None, "waiting" if isinstance(public, InDoubt | DecisionNeeded) else "interrupted")
