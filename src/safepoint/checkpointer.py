@@ -293,13 +293,16 @@ class Checkpointer(JournalVerbs, KeepingVerbs):
         """
         try:
             state = self._load(task_id)
-            if state is None and (row := self.store.task(task_id)) is not None and row.checkpoints:
-                raise Damaged(
-                    f"task {task_id!r} has {row.checkpoints} checkpoints, and the head of branch {row.branch!r} is not among them",
-                    "rows of the store have been removed or changed",
-                    "Load an earlier checkpoint by seq, or restore the store from a backup.",
-                    task=task_id,
-                )
+            if state is None and self._has_checkpoints(task_id):
+                # Looked at again: the first save may have come in between. And once more: so may a delete_task.
+                state = self._load(task_id)
+                if state is None and self._has_checkpoints(task_id):
+                    raise Damaged(
+                        f"task {task_id!r} has checkpoints, and the head of its current branch is not among them",
+                        "rows of the store have been removed or changed",
+                        "Load an earlier checkpoint by seq, or restore the store from a backup.",
+                        task=task_id,
+                    )
             return state
         except Damaged as error:
             good = self._newest_good(task_id, error.details.get("seq"))
@@ -307,6 +310,10 @@ class Checkpointer(JournalVerbs, KeepingVerbs):
                 error.details["good"] = good
                 error.remedy = f"The newest good checkpoint is {task_id}@{good}: load(…, seq={good})."
             raise
+
+    def _has_checkpoints(self, task_id: str) -> bool:
+        row = self.store.task(task_id)
+        return row is not None and row.checkpoints > 0
 
     def _newest_good(self, task: str, bad: int | None) -> int | None:
         for row in self.store.headers(task, before=bad):
