@@ -53,7 +53,8 @@ class KeepingVerbs:
     ) -> CleanupReport:
         """Delete what the given limits let go, or what the checkpointer's own retention does if none is given.
 
-        Never deleted: heads, fork points, pinned checkpoints, and what an open call or pause stands on.
+        Never deleted: heads, fork points, pinned checkpoints, and what calls and pauses stand on that are open or that a
+        resume would read.
         """
         rules = (
             self.retention

@@ -408,7 +408,8 @@ class Retry:
 class Retention:
     """How many checkpoints a task keeps. The newest ``keep_latest`` always stay; the other limits delete beyond them.
 
-    Heads, pinned checkpoints, and whatever a pause or an in-doubt call stands on are kept in any case.
+    Heads, pinned checkpoints, and whatever calls and pauses stand on that are open or that a resume would read are kept in any
+    case.
     """
 
     keep_latest: int | None = 100
