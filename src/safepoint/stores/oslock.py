@@ -146,7 +146,12 @@ class LockFile:
             self.close()  # it was removed or replaced: the others see another file now
         opened = _files.get(key)
         if opened is None:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                raise Unavailable(
+                    f"{self.path} cannot be opened", error.strerror or type(error).__name__, "Look at its folder and permissions."
+                ) from error
             made = os.fstat(fd)
             key = (made.st_dev, made.st_ino)
             opened = _files.get(key)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import apsw
 
 from safepoint import _probe
-from safepoint.errors import SafepointError, Unavailable, UsageError
+from safepoint.errors import SafepointError, StoreFull, Unavailable, UsageError
 from safepoint.model import Finding, Obj, check_id
 from safepoint.rows import CallRow, Commit, Committed, Guard, Head, PauseRow, Pruned
 from safepoint.stores import refusals, sqlite_check, sqlite_rows, sqlite_sweep
@@ -366,6 +366,16 @@ class SQLiteStore(Leases, Reads, Store):
         """After an error out of COMMIT: look under the lock whether it landed, and make the answer stay true."""
         assert written is not None
         landed = self._ask(commit, before, written)
+        if landed is None and isinstance(cause, StoreFull):
+            # The look itself has to write, for which there is no room either.
+            raise StoreFull(
+                cause.what,
+                "whether the last write landed cannot be found out without room",
+                f"Free some space; deleting rows does not help. Then ask for id {commit.id!r}, or read the task again.",
+                id=commit.id,
+                task=commit.task,
+                unknown=True,
+            ) from cause
         if landed is None:
             raise Unavailable(
                 f"whether the last write to task {commit.task!r} landed is not known",

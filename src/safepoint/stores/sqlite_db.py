@@ -156,6 +156,10 @@ class Database:
                 )
             self.busy = owner
             self.usable()
+            if self._writer is not None and self._writer.authorizer is not None:
+                # Ctrl-C came before a tool's guard was taken off: left on, it would refuse every later write of this process.
+                self._writer.set_commit_hook(None)
+                self._writer.authorizer = None
             if self._writer is not None and self._writer.in_transaction:
                 self.rollback()  # Ctrl-C came between the last transaction and its end
             return self._writer if self._writer is not None and self._in_place() else self._open_writer()
