@@ -49,7 +49,7 @@ def test_a_full_disk_is_store_full_and_loses_nothing(small_disk):
                 cp.save(state)
             except StoreFull as error:
                 refused += 1
-                assert "free" in error.remedy.lower()
+                assert "free" in error.remedy.lower()  # noqa: PT017
                 assert (state.seq, state.created_at) == before
                 state.messages.pop()
             assert cp.load_latest("t").messages == state.messages
