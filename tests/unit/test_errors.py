@@ -6,6 +6,7 @@ import pickle
 import re
 import sys
 import threading
+from typing import Any
 
 import pytest
 
@@ -94,7 +95,8 @@ def refused_type(cp, tmp_path):
 
 
 def invalid_state(cp, tmp_path):
-    cp.save(State("t", messages=CANARY))
+    text: Any = CANARY
+    cp.save(State("t", messages=text))
 
 
 def conflict(cp, tmp_path):
@@ -162,7 +164,7 @@ def missing_extra(cp, tmp_path):
         n: sys.modules.pop(n) for n in list(sys.modules) if n == "safepoint.testing" or n.startswith("safepoint.testing.")
     }
     before = sys.modules.get("hypothesis")
-    sys.modules["hypothesis"] = None
+    sys.modules["hypothesis"] = None  # type: ignore[assignment]
     try:
         import safepoint.testing  # noqa: F401
     finally:
@@ -232,7 +234,7 @@ def test_each_leaf_says_what_why_and_what_to_do(name, cp, tmp_path):
 
 def raised_in_the_source():
     """Every leaf that is made anywhere in src."""
-    found = {}
+    found: dict[str, str] = {}
     for module, path in modules().items():
         if module == "safepoint.errors":
             continue

@@ -399,9 +399,9 @@ def test_a_module_that_is_loaded_again_brings_the_same_tools(tmp_path, monkeypat
     old = module.send  # as after `from reloaded_tools import send`
     importlib.reload(module)
     assert module.send is not old
-    assert tool_named("reloaded_tools.send") is module.send
     sole(module.send)
     sole(old)
+    assert tool_named("reloaded_tools.send") is module.send
 
 
 def test_names_that_are_made_up_do_not_pile_up():
