@@ -146,7 +146,7 @@ def stored(cp: Checkpointer, task: str, job: Job) -> Outcome | None:
         # Unless somebody has taken the task meanwhile: then it is theirs to say.
         with contextlib.suppress(Conflict, LeaseHeld, NotFound):
             patch = TaskPatch(status="finished", reason="")
-            cp.store.commit(Commit(task=task, id=new_id(), stands_on=state._base.head, patch=patch))
+            cp.store.commit(Commit(task=task, id=new_id(), stands_on=state._base.head, at_head=True, patch=patch))
     return outcome_of(task, state, turn)
 
 
