@@ -3,6 +3,7 @@
 import logging
 import re
 import threading
+from typing import Any
 
 import pytest
 
@@ -266,7 +267,8 @@ def test_a_step_must_be_a_function_and_sync(cp):
     async def step(run):
         raise AssertionError
 
-    for wrong in (None, "step", step):
+    wrongs: list[Any] = [None, "step", step]
+    for wrong in wrongs:
         with pytest.raises(UsageError):
             run_agent(wrong, store=cp)
     assert cp.tasks() == []
@@ -296,7 +298,8 @@ def test_a_milestone_is_saved_though_the_count_is_not_due(cp):
 
 
 def test_what_is_not_saved_is_served_from_the_journal(cp):
-    log, dead = [], []
+    log: list[int] = []
+    dead: list[int] = []
 
     @tool(name="once")
     def once(x):
@@ -319,7 +322,8 @@ def test_what_is_not_saved_is_served_from_the_journal(cp):
 
 
 def test_a_failure_in_an_unsaved_step_that_was_gone_past_stays_one(cp):
-    tries, dead = [], []
+    tries: list[int] = []
+    dead: list[int] = []
 
     @tool(effect="read", name="flaky")
     def flaky():
@@ -546,7 +550,11 @@ def test_an_interrupted_task_is_not_failed(cp, error):
 def test_ctrl_c_in_a_write_comes_out_as_itself(cp):
     said = []
 
-    @tool(verify=lambda call: said.append(call) or Done("had happened"), settle_after=0, name="interrupted")
+    def look(call):
+        said.append(call)
+        return Done("had happened")
+
+    @tool(verify=look, settle_after=0, name="interrupted")
     def act():
         raise KeyboardInterrupt
 
@@ -588,7 +596,7 @@ def pays(cp, log, **options):
 
 
 def test_a_call_in_doubt_makes_the_task_wait(cp):
-    log = []
+    log: list[Any] = []
     step = pays(cp, log)
     for _ in range(3):
         outcome = run_agent(step, task_id="t", input="x", store=cp)
@@ -604,7 +612,7 @@ def test_a_call_in_doubt_makes_the_task_wait(cp):
 
 
 def test_a_step_that_swallows_the_end_of_its_run_commits_nothing(cp):
-    log = []
+    log: list[Any] = []
     pay = pays(cp, log)
 
     def greedy(run):
@@ -685,14 +693,19 @@ def test_agents_inside_of_a_tool_are_tasks_of_their_own(cp):
 
 
 def test_what_plan_says_is_what_happens(cp):
-    ran, says = [], []
+    ran: list[str] = []
+    says: list[NotDone] = []
 
     @model(name="p-model")
     def ask(n):
         ran.append("ask")
         return n
 
-    @tool(name="p-write", verify=lambda call: ran.append("verify") or says[0], settle_after=0)
+    def look(call):
+        ran.append("verify")
+        return says[0]
+
+    @tool(name="p-write", verify=look, settle_after=0)
     def write(x):
         ran.append("write")
         if len(says) == 0:
@@ -791,7 +804,11 @@ def test_no_text_shows_what_went_through_a_run(cp, caplog):
     caplog.set_level(logging.DEBUG)
     shown = []
 
-    @tool(name="secretive", verify=lambda call: shown.append(repr(call)) or Done(CANARY), settle_after=0)
+    def look(call):
+        shown.append(repr(call))
+        return Done(CANARY)
+
+    @tool(name="secretive", verify=look, settle_after=0)
     def act(x):
         raise OSError("lost")
 
@@ -817,9 +834,9 @@ def test_no_text_shows_what_went_through_a_run(cp, caplog):
     with pytest.raises(UsageError) as caught:
         run_agent(step, task_id="t", input=CANARY * 2, store=cp)
     shown.append(str(caught.value))
-    with pytest.raises(safepoint.SafepointError) as caught:
+    with pytest.raises(safepoint.SafepointError) as refused:
         cp.answer("t", "q", CANARY)
-    shown.append(str(caught.value))
+    shown.append(str(refused.value))
     assert not [text for text in shown if CANARY in text]
     assert CANARY not in caplog.text
 

@@ -359,7 +359,7 @@ def test_a_cancellation_at_any_await_leaves_a_task_that_can_be_carried_on(url):
     """Cancelled after each of the first hundred turns of the loop in turn."""
     with safepoint.open(url) as cp:
         for turn in range(0, 100, 7):
-            done = []
+            done: list[int] = []
 
             def look(call, done=done):
                 return Done("v") if call.arguments["n"] in done else NotDone()

@@ -7,6 +7,7 @@ import contextlib
 import signal
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -67,7 +68,7 @@ def test_arguments_that_cannot_be_stored_are_refused_before_anything_runs(cp, wo
 
 def test_calls_from_threads_of_ones_own_need_an_id(cp, world):
     act = declare(world, "read")
-    outcomes = []
+    outcomes: list[Any] = []
 
     with cp.resume("t") as run:
 
@@ -86,7 +87,7 @@ def test_calls_from_threads_of_ones_own_need_an_id(cp, world):
 
 
 def test_a_run_is_not_used_inside_of_a_call(cp, world):
-    caught = []
+    caught: list[str] = []
     with cp.resume("t") as run:
 
         @tool(effect="read", name="nosy")
@@ -770,7 +771,8 @@ def test_a_result_that_had_landed_after_all_among_others(url, world):
         store = Failing(inner.store)
         cp = safepoint.open(store)
         act = declare(world)
-        gate, failed = threading.Event(), []
+        gate = threading.Event()
+        failed: list[int] = []
 
         def lost(commit):
             if commit.calls and commit.calls[0].row.status == "succeeded" and not failed:

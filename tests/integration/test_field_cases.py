@@ -18,7 +18,7 @@ from datetime import time as day_time
 from decimal import Decimal
 from enum import Enum, Flag, IntEnum, StrEnum
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -47,10 +47,13 @@ def reloaded(url, value, **options):
 def test_field_case_04_every_turn_is_saved_by_default(url):
     with safepoint.open(url) as kept_open:
 
+        def finishing(n):
+            return lambda run: run.finish(n)
+
         def turns():
             cp = safepoint.open(url)
             for n in (1, 2, 3):
-                run_agent(lambda run, n=n: run.finish(n), task_id="t", input=f"turn {n}", turn=str(n), store=cp)
+                run_agent(finishing(n), task_id="t", input=f"turn {n}", turn=str(n), store=cp)
             # No close: the process is gone.
 
         turns()
@@ -230,7 +233,7 @@ def zone():
 
 
 def test_field_case_20_naive_stays_naive_wherever_it_is_loaded(url, zone):
-    moments = [
+    moments: list[Any] = [
         datetime(2026, 3, 29, 2, 30), datetime(2026, 3, 29, 2, 30, fold=1), datetime.min, datetime.max,  # noqa: DTZ001, DTZ901
         datetime(2026, 3, 29, tzinfo=UTC), datetime(2026, 3, 29, 2, 30, 0, 7, tzinfo=timezone(timedelta(hours=5, minutes=30))),
         datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC),
@@ -359,19 +362,20 @@ def meta(url, value):
 
 
 def cyclic_list():
-    loop = [1]
+    loop: list[Any] = [1]
     loop.append(loop)
     return loop
 
 
 def cyclic_dicts():
-    one, two = {}, {}
+    one: dict[str, Any] = {}
+    two: dict[str, Any] = {}
     one["two"], two["one"] = two, one
     return one
 
 
 def deep(n=10_000):
-    value = []
+    value: list[Any] = []
     for _ in range(n):
         value = [value]
     return value
@@ -579,7 +583,8 @@ def test_field_case_50_versions_not_clocks_decide(cp, monkeypatch, steps):
     monkeypatch.setattr(time, "time", lambda: tick() / 1e9)
     moment = datetime(2026, 1, 1, tzinfo=UTC)
     monkeypatch.setattr("safepoint.checkpointer.now", lambda: moment)
-    state, stale = State("t"), None
+    state = State("t")
+    stale: dict[str, Any] = {}
     for i in range(100):
         state.step = i
         cp.save(state)
@@ -685,6 +690,7 @@ def test_field_case_90_a_cancelled_save_counts_or_has_no_effect_later(url):
             acp = safepoint.open_async(store)
             store.before = slow
             writing_state = await acp.load_latest("t")
+            assert writing_state is not None
             writing = asyncio.ensure_future(acp.save(writing_state, id="v5-writing"))
             await asyncio.to_thread(started.wait, 10)
             queued = [asyncio.ensure_future(acp.save(State(f"q{i}"), id=f"q{i}")) for i in range(20)]
@@ -700,6 +706,7 @@ def test_field_case_90_a_cancelled_save_counts_or_has_no_effect_later(url):
             landed = [t.task_id for t in await acp.tasks()]
             assert len(landed) <= 8, "what was queued is absent"
             v6 = await acp.load_latest("t")
+            assert v6 is not None
             await acp.save(v6, id="v6")
             await asyncio.wait_for(acp.close(), 10)
             return landed

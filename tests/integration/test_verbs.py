@@ -580,6 +580,7 @@ def test_an_older_schema_is_led_on_and_left_as_it_is(url):
         cp.load_latest("t")
     with safepoint.open(url, schema_version=3, migrations={1: split, 2: lambda tree: tree}) as cp:
         state = cp.load_latest("t")
+        assert state is not None
         assert (state.agent_state, state.version) == ({"first": "A", "last": "B"}, 3)
         assert cp.list_checkpoints("t")[0].schema_version == 1, "the original is untouched"
         assert cp.save(state).schema_version == 3
@@ -725,9 +726,8 @@ def test_every_save_is_one_line_of_the_log(cp, caplog):
     cp.update("t", lambda s: None)
     cp.finish("t")
     lines = [r.getMessage() for r in caplog.records if r.name == "safepoint"]
-    assert [re.match(r"saved t@(\d+) step=(\d+) kind=manual bytes=\d+", line).groups() for line in lines] == [
-        ("1", "0"), ("2", "1"), ("3", "1"), ("4", "1"),
-    ]  # fmt: skip
+    found = [re.match(r"saved t@(\d+) step=(\d+) kind=manual bytes=\d+", line) for line in lines]
+    assert [m and m.groups() for m in found] == [("1", "0"), ("2", "1"), ("3", "1"), ("4", "1")]
 
 
 def test_no_text_shows_content(cp, caplog):
@@ -750,7 +750,7 @@ def test_no_text_shows_content(cp, caplog):
         lambda: cp.save(full),
         lambda: cp.save(State("t", messages=[CANARY])),
         lambda: cp.save(State("t", metadata={"m": CANARY * 3000})),
-        lambda: cp.save(State("t", messages=CANARY)),
+        lambda: cp.save(State("t", messages=CANARY)),  # type: ignore[arg-type]
         lambda: cp.list_checkpoints("t", filter={"m": object(), "n": CANARY}),
     ):
         with pytest.raises(safepoint.SafepointError) as caught:

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from typing import Any
 
 from safepoint.codec import chunks, nodes
 from safepoint.codec.registry import Registry
@@ -14,7 +15,7 @@ def test_the_codes_of_references_do_not_shift_when_threads_ask_at_once(monkeypat
         for _ in range(30):
             monkeypatch.setattr(nodes, "_ref_codes", type(nodes._ref_codes)())
             gate = threading.Barrier(8)
-            wrong = []
+            wrong: list[int] = []
 
             def ask(gate=gate, wrong=wrong):
                 gate.wait()
@@ -34,7 +35,7 @@ def test_states_packed_at_once_are_read_back(monkeypatch):
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     registry = Registry()
-    packed = {}
+    packed: dict[int, Any] = {}
 
     def pack(n):
         gate.wait()

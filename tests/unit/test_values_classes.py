@@ -130,7 +130,7 @@ def test_field_case_24_dataclass_details() -> None:
     assert (back[0].made, back[1].made, back[2].extra) == (20, 5, (1, 2))
 
     @dataclass
-    class Mapping(dict):  # type: ignore[type-arg]
+    class Mapping(dict):
         x: int = 0
 
     for unsupported in (Mapping, type("Plain", (), {})):

@@ -150,7 +150,9 @@ class LockFile:
                 fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             except OSError as error:
                 raise Unavailable(
-                    f"{self.path} cannot be opened", error.strerror or type(error).__name__, "Look at its folder and permissions."
+                    f"{self.path} cannot be opened",
+                    error.strerror or type(error).__name__,
+                    "Look at its folder and permissions.",
                 ) from error
             made = os.fstat(fd)
             key = (made.st_dev, made.st_ino)
