@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,7 +23,7 @@ OTHER = b"o" * 16
 
 
 def row(no=1, status="succeeded", effect=READ, *, ident=IDENT, policy=None, **more):
-    given = {"line": 1, "step": 0, "tool": "t", "idempotency_key": "k", "base_seq": 1, "result": b"r"} | more
+    given: dict[str, Any] = {"line": 1, "step": 0, "tool": "t", "idempotency_key": "k", "base_seq": 1, "result": b"r"} | more
     return CallRow(no=no, status=status, effect=effect, ident=ident, policy=policy.encode() if policy else b"", **given)
 
 
@@ -445,13 +446,17 @@ def test_only_a_call_that_was_alone_and_under_way_is_counted():
 def test_the_fifth_death_running_sets_it_aside():
     at = row(1, "started", fence=4)
     for n in (1, 2, 3, 4):
-        found, count = quarantine.killer([at], 4)
+        killer = quarantine.killer([at], 4)
+        assert killer is not None
+        found, count = killer
         assert count == n
         at = quarantine.noted(found, count)
         assert (at.status, quarantine.deaths(at), quarantine.kept_reason(at)) == ("started", n, at.reason)
         assert journal.decide(at) is Action.REPEAT
     assert quarantine.deaths(quarantine.noted(at, 0)) == 0
-    at = quarantine.noted(*quarantine.killer([at], 4))
+    killer = quarantine.killer([at], 4)
+    assert killer is not None
+    at = quarantine.noted(*killer)
     assert at.status == "quarantined"
     assert journal.decide(at) is Action.RAISE
     assert quarantine.kept_reason(None) == quarantine.kept_reason(row(reason="a person's")) == ""
@@ -464,12 +469,16 @@ def task(**more):
     return TaskRow(**({"task": "t", "status": "interrupted"} | more))
 
 
+def as_it_is(call: CallRow) -> Any:
+    return call
+
+
 def plan(calls=(), pauses=(), *, row_of_task=None, problem=None, seq=4, lease=None):
-    return planning.plan(row_of_task or task(), lease, seq, problem, 1, 3, calls, pauses, lambda r: r, now_us=0)
+    return planning.plan(row_of_task or task(), lease, seq, problem, 1, 3, calls, pauses, as_it_is, now_us=0)
 
 
 def pause(no=1, status="open", **more):
-    given = {"line": 1, "step": 3, "name": "p", "base_seq": 1, "question": b""} | more
+    given: dict[str, Any] = {"line": 1, "step": 3, "name": "p", "base_seq": 1, "question": b""} | more
     return PauseRow(no=no, status=status, **given)
 
 
