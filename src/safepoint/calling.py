@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from safepoint._probe import at
@@ -27,7 +27,7 @@ from safepoint.errors import (
 from safepoint.flow import FlowBase
 from safepoint.model import check_id, new_id, now, to_us
 from safepoint.replies import error_record, failed_error, get, in_doubt_error, lost_error, usage_of
-from safepoint.rows import CallRow, CallWrite, Commit
+from safepoint.rows import CallRow, CallWrite, Commit, replace
 from safepoint.rules import journal, quarantine
 from safepoint.rules.journal import Action, Found, Match, Request
 from safepoint.script import Exec, Io, Pass, Raised, Script, Sleep, Together
@@ -105,14 +105,25 @@ class Flow(FlowBase):
         if self.unwritten or self.unsure:
             yield Io(self.flush)
         asked = self.ask(tool, arguments, call_id)
-        return (yield from self._serve(asked, self._match([asked])[0], validate))
+        try:
+            return (yield from self._serve(asked, self._match([asked])[0], validate))
+        finally:
+            if not asked.served:
+                self._over(asked, delivered=False)
 
     def _match(self, asked: Sequence[_Asked]) -> list[Found]:
         with self.lock:
-            found = self.journal.match([a.request for a in asked])
-        for a, f in zip(asked, found, strict=True):
-            if f.kind is not Match.NEW:
-                a.no = f.row.no if f.kind is Match.RECORDED and f.row is not None else None
+            delivered, named = self.journal.delivered.copy(), self.journal.named.copy()
+            try:
+                found = self.journal.match([a.request for a in asked])
+                for a, f in zip(asked, found, strict=True):
+                    if f.kind is not Match.NEW:
+                        a.no = f.row.no if f.kind is Match.RECORDED and f.row is not None else None
+            except BaseException:  # Ctrl-C: nothing is claimed by nobody
+                self.journal.delivered, self.journal.named = delivered, named
+                for a in asked:
+                    a.no = 0
+                raise
         return found
 
     def call_many(self, calls: Sequence[Bound], width: int, return_errors: bool) -> Script[list[Any]]:
@@ -127,9 +138,9 @@ class Flow(FlowBase):
         if self.unwritten or self.unsure:
             yield Io(self.flush)
         asked = [self.ask(c.tool, c.arguments, c.call_id) for c in calls]
-        found = self._match(asked)
         reached = False
         try:
+            found = self._match(asked)
             outcomes = yield Together([self._serve(a, f, None) for a, f in zip(asked, found, strict=True)], width)
             models = [a.no for a in asked if a.tool.policy.model and a.no]
             if len(models) > 1:

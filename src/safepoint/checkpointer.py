@@ -6,7 +6,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, cast
 
@@ -37,7 +37,7 @@ from safepoint.model import (
     now,
     to_us,
 )
-from safepoint.rows import CheckpointRow, Commit, Committed, Head, TaskPatch, TaskRow
+from safepoint.rows import CheckpointRow, Commit, Committed, Head, TaskPatch, TaskRow, replace
 from safepoint.rules import planning
 from safepoint.stores.base import Store
 from safepoint.stores.url import open_store

@@ -90,19 +90,19 @@ class Ending(Caller):
         if self._closed or self._grant is None:
             return
         self._closed = True
-        live_runs.discard(self)
-        self.cp._runs.discard(self)
-        if os.getpid() != self._pid:
-            return
-        flow = getattr(self, "_flow", None)
-        patch = TaskPatch(
-            status=status or self._last_status(error), reason="" if status or error is None else type(error).__name__
-        )
-        if flow is not None and not flow.idle_or(lambda: self._let_go(patch)):
-            # A thread of the step's own is inside a tool that may still act. Whoever came next would take us for gone.
-            log.warning("task %s stays held until %d calls of it have ended", self.task_id, flow.executing)
-            return
         try:
+            live_runs.discard(self)
+            self.cp._runs.discard(self)
+            if os.getpid() != self._pid:
+                return
+            flow = getattr(self, "_flow", None)
+            patch = TaskPatch(
+                status=status or self._last_status(error), reason="" if status or error is None else type(error).__name__
+            )
+            if flow is not None and not flow.idle_or(lambda: self._let_go(patch)):
+                # A thread of the step's own is inside a tool that may still act. Whoever came next would take us for gone.
+                log.warning("task %s stays held until %d calls of it have ended", self.task_id, flow.executing)
+                return
             yield Io(lambda: self._let_go(patch), must=True)
         except SafepointError as second:
             log.warning(
@@ -112,8 +112,7 @@ class Ending(Caller):
         except BaseException:
             self.cp.store.abandon(self.task_id, self._grant)
             raise
-        finally:
-            yield Io(self._loop.close, must=True)
+        yield Io(self._loop.close, must=True)
 
     def _let_go(self, patch: TaskPatch) -> None:
         grant = self._grant
@@ -133,7 +132,8 @@ class Ending(Caller):
     def _last_status(self, error: BaseException | None) -> str | None:
         if isinstance(error, InDoubt | DecisionNeeded):
             return "waiting"
-        if getattr(self, "_control", None) is not None and self._control.finished:
+        base = self._state._base if getattr(self, "_state", None) is not None else None
+        if base is not None and base.control.finished:
             return "finished"  # whatever came after the save that said so
         if isinstance(error, Exception) and not isinstance(error, NO_FAULT_OF_THE_STEP):
             return "failed"
@@ -167,10 +167,14 @@ class Ending(Caller):
         """Leave a handle; returns the error that the ``with`` statement should raise instead of its own, if any."""
         if os.getpid() != self._pid:
             return None  # a forked child leaves the parent's run alone
-        public = self._public(error)  # before the leaf is tried, which may find the lease gone
-        if self._flow.ended is None and isinstance(error, Exception) and not isinstance(error, NO_FAULT_OF_THE_STEP):
-            address = yield from self._failed(error)
-            if address:
-                error.add_note(f"safepoint kept the failed step as {address}; resume goes on from the step before.")
+        try:
+            public = self._public(error)  # before the leaf is tried, which may find the lease gone
+            if self._flow.ended is None and isinstance(error, Exception) and not isinstance(error, NO_FAULT_OF_THE_STEP):
+                address = yield from self._failed(error)
+                if address:
+                    error.add_note(f"safepoint kept the failed step as {address}; resume goes on from the step before.")
+        except BaseException as interrupt:
+            yield from self._release(interrupt)
+            raise
         yield from self._release(public)
         return None if public is error else public

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from safepoint.codec import states
@@ -17,7 +17,7 @@ from safepoint.codec.chunks import Packed
 from safepoint.errors import Conflict, DidNotHappen, LeaseLost, RefusedType, RunEnded, SafepointError, UsageError
 from safepoint.model import new_id, now, to_us
 from safepoint.replies import error_record, in_doubt_error, lost_error
-from safepoint.rows import CallRow, CallWrite, Commit, Committed, Guard
+from safepoint.rows import CallRow, CallWrite, Commit, Committed, Guard, replace
 from safepoint.rules import journal
 from safepoint.rules.journal import Request, Settled, StepJournal
 from safepoint.rules.policy import Policy

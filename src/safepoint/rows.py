@@ -8,11 +8,19 @@ compared for order.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+import msgspec
 
 from safepoint.errors import Damaged
 from safepoint.model import Obj
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def replace(row: S, **changes: Any) -> S:
+    """A copy of the row with these fields changed."""
+    return msgspec.structs.replace(row, **changes)
 
 
 class Head(NamedTuple):
@@ -50,19 +58,20 @@ def _digest(parts: list[Any]) -> bytes:
     return h.digest()[:16]
 
 
-class _Row:
-    """Prints which row it is and how it stands, and nothing that it holds: logs and tracebacks travel further than stores."""
+class _Row(msgspec.Struct, frozen=True):
+    """Prints which row it is and how it stands, and nothing that it holds: logs and tracebacks travel further than stores.
 
-    __slots__ = ()
-    SHOWN: ClassVar[tuple[str, ...]]
+    Rows are msgspec's structs, made and copied in C: each call of the journal copies a row of thirty fields several times.
+    """
+
+    SHOWN: ClassVar[tuple[str, ...]] = ()
 
     def __repr__(self) -> str:
         shown = [f"{name}={value!r}" for name in self.SHOWN if (value := getattr(self, name)) is not None]
         return f"<{' '.join([type(self).__name__, *shown])}>"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class _Sealed(_Row):
+class _Sealed(_Row, frozen=True, kw_only=True):
     """A row with a seal: a digest over its task and every field that does not change by itself."""
 
     seal: bytes = b""
@@ -93,12 +102,11 @@ _FIELDS: dict[type, tuple[str, ...]] = {}
 def _sealed_fields(cls: type[_Sealed]) -> tuple[str, ...]:
     names = _FIELDS.get(cls)
     if names is None:
-        names = _FIELDS[cls] = tuple(sorted(f.name for f in fields(cls) if f.name not in cls.UNSEALED))
+        names = _FIELDS[cls] = tuple(sorted(f for f in cls.__struct_fields__ if f not in cls.UNSEALED))
     return names
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class CheckpointRow(_Sealed):
+class CheckpointRow(_Sealed, frozen=True, kw_only=True):
     """One checkpoint. ``root`` and ``refs`` are the encoded state's root object, ``digest`` its name."""
 
     SHOWN: ClassVar[tuple[str, ...]] = ("seq", "space", "branch", "step", "kind")
@@ -124,8 +132,7 @@ class CheckpointRow(_Sealed):
     UNSEALED: ClassVar[frozenset[str]] = frozenset({"seal", "pinned", "root", "refs"})  # root and refs are under digest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class CallRow(_Sealed):
+class CallRow(_Sealed, frozen=True, kw_only=True):
     """One call of the journal. ``args``/``result`` with their refs are encoded roots, as in a checkpoint."""
 
     SHOWN: ClassVar[tuple[str, ...]] = ("no", "line", "step", "tool", "effect", "status", "attempts", "version")
@@ -170,8 +177,7 @@ class CallRow(_Sealed):
     """Rises with each write of the row; writes compare it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class PauseRow(_Sealed):
+class PauseRow(_Sealed, frozen=True, kw_only=True):
     """A question. Identified within a step by name and occurrence."""
 
     SHOWN: ClassVar[tuple[str, ...]] = ("no", "line", "step", "status", "version")
@@ -191,8 +197,7 @@ class PauseRow(_Sealed):
     version: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class BranchRow:
+class BranchRow(msgspec.Struct, frozen=True):
     space: str
     name: str
     head: Head
@@ -201,8 +206,7 @@ class BranchRow:
     forked_from: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class TaskRow(_Row):
+class TaskRow(_Row, frozen=True, kw_only=True):
     SHOWN: ClassVar[tuple[str, ...]] = ("task", "status", "branch", "step")
     task: str
     status: str = "idle"
@@ -227,8 +231,7 @@ class TaskRow(_Row):
     checkpoints: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class LeaseRow(_Row):
+class LeaseRow(_Row, frozen=True, kw_only=True):
     """The claim on a task. ``live`` is found out at the time of reading, not stored."""
 
     SHOWN: ClassVar[tuple[str, ...]] = ("task", "fence", "state", "live")
@@ -247,8 +250,7 @@ class LeaseRow(_Row):
     stopped: bool = False
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Grant(_Row):
+class Grant(_Row, frozen=True):
     """A lease that was just taken."""
 
     SHOWN: ClassVar[tuple[str, ...]] = ("guard", "previous", "presumed")
@@ -260,8 +262,7 @@ class Grant(_Row):
     """The store's own, to let go of the claim when the run is collected."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class CallWrite(_Row):
+class CallWrite(_Row, frozen=True):
     """Insert a call (``row.version == 0``: the store gives number and positions) or update it if its version is still
     ``row.version``. ``stamp`` says which journal position this write sets."""
 
@@ -271,14 +272,12 @@ class CallWrite(_Row):
     """'began', 'ended', or '' for neither (a person's or verifier's word, a mark)."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class PauseWrite(_Row):
+class PauseWrite(_Row, frozen=True):
     SHOWN: ClassVar[tuple[str, ...]] = ("row",)
     row: PauseRow
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class TaskPatch(_Row):
+class TaskPatch(_Row, frozen=True, kw_only=True):
     """Fields of the task row to set; None leaves them."""
 
     SHOWN: ClassVar[tuple[str, ...]] = ("status", "branch")
@@ -291,8 +290,7 @@ class TaskPatch(_Row):
     branch: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Commit(_Row):
+class Commit(_Row, frozen=True, kw_only=True):
     """All that one atomic step writes. It lands whole or not at all, and landing twice is landing once.
 
     With a ``guard`` the lease must still be that guard's (LeaseLost). Without one, a commit is refused while a live run holds
@@ -327,8 +325,7 @@ class Commit(_Row):
     """Whether this step must survive power loss before it is acknowledged (under durability="full")."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Committed(_Row):
+class Committed(_Row, frozen=True):
     SHOWN: ClassVar[tuple[str, ...]] = ("seq", "head", "existed", "bytes_written")
     seq: int | None
     """Of the checkpoint, if there was one."""
@@ -341,8 +338,7 @@ class Committed(_Row):
     """Bytes of the rows and new objects of this commit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pruned:
+class Pruned(msgspec.Struct, frozen=True):
     seqs: tuple[int, ...]
     calls: int
     objects: int

@@ -37,10 +37,15 @@ class Run(RunBase):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._exit_context()
-        if self._closed:
-            return
-        public = self._drive(self._leave(error))
+        try:
+            self._exit_context()
+            if self._closed:
+                return
+            public = self._drive(self._leave(error))
+        except BaseException:
+            self._exit_context()
+            self._drive(self._release(None, "interrupted"))  # Ctrl-C on the way out: nothing is done if it was let go of
+            raise
         if public is not None:
             raise public from error
 

@@ -8,6 +8,7 @@ event loop. So sync and async runs cannot drift apart.
 from __future__ import annotations
 
 import contextvars
+import inspect
 import sys
 import threading
 import time
@@ -168,18 +169,21 @@ def _copy_outcome(task: asyncio.Task[Any], done: Future[Any]) -> None:
 
 def drive(script: Script[T], loop: LoopThread) -> T:
     """Do what the script asks for, in this thread, and return its result."""
-    send: Callable[[], Op] = lambda: next(script)  # noqa: E731
+    value: Any = None
+    error: BaseException | None = None
     while True:
         try:
-            op = send()
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
-        try:
-            outcome = perform(op, loop)
-        except BaseException as error:
-            send = lambda error=error: script.throw(error)  # type: ignore[misc]  # noqa: E731
-        else:
-            send = lambda outcome=outcome: script.send(outcome)  # type: ignore[misc]  # noqa: E731
+            raised, error = error, None
+            op = script.send(value) if raised is None else script.throw(raised)
+            value = perform(op, loop)
+        except BaseException as caught:
+            # Ctrl-C may come between two operations, too: the script is told, so that it lets go of what it holds.
+            if inspect.getgeneratorstate(script) != inspect.GEN_CLOSED:
+                value, error = None, caught
+                continue
+            if isinstance(caught, StopIteration):
+                return caught.value  # type: ignore[no-any-return]
+            raise
 
 
 def perform(op: Op, loop: LoopThread) -> Any:
@@ -207,17 +211,36 @@ def _together(op: Together, loop: LoopThread) -> list[Any]:
             if error is not None and not isinstance(error, Exception | RunEnded):
                 raise error  # Ctrl-C: nothing more is begun
         return outcomes
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-    with ThreadPoolExecutor(min(op.width, len(op.scripts)), thread_name_prefix="safepoint-call") as pool:
-        # A context each: two threads cannot enter the same one.
-        jobs = [pool.submit(contextvars.copy_context().run, _outcome, s, loop) for s in op.scripts]
+    # Futures of our own: one that is cancelled is never begun, and one that was begun is waited for, also where Ctrl-C comes
+    # while its thread is being started and the pool does not know of it.
+    jobs: list[Future[Any]] = [Future() for _ in op.scripts]
+
+    def work(job: Future[Any], script: Script[Any]) -> None:
+        if job.set_running_or_notify_cancel():
+            job.set_result(_outcome(script, loop))
+
+    pool = ThreadPoolExecutor(min(op.width, len(jobs)), thread_name_prefix="safepoint-call")
+    interrupt: BaseException | None = None
+    try:
+        for job, script in zip(jobs, op.scripts, strict=True):
+            pool.submit(contextvars.copy_context().run, work, job, script)  # a context each: two threads cannot enter one
+    except BaseException as error:
+        interrupt = error
+    while True:
         try:
-            return [job.result() for job in jobs]
-        except BaseException:
-            for job in jobs:
-                job.cancel()  # Ctrl-C: nothing more is begun; what runs is waited for
-            raise
+            if interrupt is not None:
+                for job in jobs:
+                    job.cancel()  # nothing more is begun
+            wait([job for job in jobs if not job.cancelled()])
+            break
+        except BaseException as error:
+            interrupt = error
+    pool.shutdown(wait=False)
+    if interrupt is not None:
+        raise interrupt
+    return [job.result() for job in jobs]
 
 
 def _outcome(script: Script[Any], loop: LoopThread) -> Any:

@@ -7,7 +7,6 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,7 +28,7 @@ from safepoint.errors import (
 from safepoint.flow import Counters
 from safepoint.model import Checkpoint, Metrics, Recovery, State, check_id, new_id, now, to_us
 from safepoint.replies import in_doubt_error
-from safepoint.rows import CallRow, CallWrite, Commit, Grant, PauseRow, PauseWrite, TaskPatch
+from safepoint.rows import CallRow, CallWrite, Commit, Grant, PauseRow, PauseWrite, TaskPatch, replace
 from safepoint.rules import journal, planning, quarantine
 from safepoint.rules.journal import Action, StepJournal
 from safepoint.script import Io, LoopThread, Pass, Script, Sleep
@@ -156,18 +155,18 @@ class RunBase(Ending):
                 raise
             yield Sleep(min(0.05, left))
         assert self._grant is not None
-        weakref.finalize(self, _abandon, self.cp.store, self.task_id, self._grant, self._pid).atexit = False
-        self.cp._runs.add(self)
         try:
+            weakref.finalize(self, _abandon, self.cp.store, self.task_id, self._grant, self._pid).atexit = False
+            self.cp._runs.add(self)
             yield from self._restore()
             yield Pass()  # a cancellation that was put off comes out here, where the task is let go of
+            live_runs.add(self)
         except BaseException as error:
             public = error.error if isinstance(error, RunEnded) else error
             yield from self._release(None, "waiting" if isinstance(public, InDoubt | DecisionNeeded) else "interrupted")
             if public is error:
                 raise
             raise public from error
-        live_runs.add(self)
 
     def _restore(self) -> Script[None]:
         assert self._grant is not None
@@ -424,8 +423,8 @@ class RunBase(Ending):
         return (yield Io(lambda: self._close_step(kind, label, due, status)))  # type: ignore[no-any-return]
 
     def _close_step(self, kind: str, label: str | None, due: bool, status: str | None) -> Checkpoint | None:
-        before = self._control
-        control = self._control = before.copy()
+        state, before, base, unsaved = self._state, self._control, self._state._base, self._unsaved
+        control = before.copy()
         control.finished = self._finish is not None
         if self._finish is not None:
             if not control.turns:
@@ -435,20 +434,28 @@ class RunBase(Ending):
         if self._mark is not None:
             kind, label = "milestone", label or self._mark
         moved = {**self._moved, **self._moves()}
-        self._state.step += 1
-        self._unsaved += 1
+        step = state.step
         checkpoint = None
         try:
+            self._control, state.step, self._unsaved = control, step + 1, unsaved + 1
             if due:
                 patch = TaskPatch(status=status) if status else None
                 checkpoint = self._save(kind=kind, label=label, patch=patch, calls=tuple(moved.values()))
         except BaseException:
-            self._state.step -= 1
-            self._unsaved -= 1
-            self._control = before
+            if due and state._base is not base:
+                self._step_done(moved, due)  # interrupted when the save stood
+            else:
+                self._control, state.step, self._unsaved = before, step, unsaved
             raise
+        self._step_done(moved, due)
+        return checkpoint
+
+    def _step_done(self, moved: dict[int, CallRow], due: bool) -> None:
         self._finish = None
         if due:
+            self._flow.base = self._state._base
+            self._unsaved = 0
+            self._used.clear()
             moved = {n: replace(r, version=r.version + 1) for n, r in moved.items()}
         self._moved = {} if due else moved
         kept = {n: [r for r in rows if r.no not in moved] for n, rows in self._steps.items() if n != self._flow.step}
@@ -456,7 +463,6 @@ class RunBase(Ending):
             kept.setdefault(row.step, []).append(row)
         self._steps = kept
         self._open_step()
-        return checkpoint
 
     def _moves(self) -> dict[int, CallRow]:
         """Rows that belong to another step now that this one is done: writes that it did not ask for go on to the next, and

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from safepoint.checking import check_limit
@@ -10,7 +9,7 @@ from safepoint.codec import states, values
 from safepoint.codec.registry import Registry
 from safepoint.errors import AlreadyAnswered, Conflict, NotFound, UsageError
 from safepoint.model import CALL_STATUSES, Call, Done, NotDone, Pause, State, a_type, check_id, new_id, now, to_us
-from safepoint.rows import CallRow, CallWrite, Commit, PauseRow, PauseWrite
+from safepoint.rows import CallRow, CallWrite, Commit, PauseRow, PauseWrite, replace
 from safepoint.rules import planning
 from safepoint.rules.planning import Plan
 from safepoint.stores.base import Store

@@ -1,12 +1,11 @@
 """The SQLite store against the contract, and against the oracle in a process that is killed."""
 
 import itertools
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from safepoint.rows import TaskPatch
+from safepoint.rows import TaskPatch, replace
 from safepoint.stores.memory import MemoryStore
 from safepoint.stores.sqlite import SQLiteStore
 from safepoint.testing import Place, Remote, StoreContract, StoreMachine, run_machine

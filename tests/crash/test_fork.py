@@ -6,13 +6,12 @@ import os
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from safepoint.errors import UsageError
-from safepoint.rows import CallWrite, Commit
+from safepoint.rows import CallWrite, Commit, replace
 from safepoint.stores.sqlite import SQLiteStore
 from safepoint.testing.build import Writer, call_row, obj
 from tests.support.scale import scale

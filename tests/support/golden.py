@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import apsw
@@ -13,7 +12,7 @@ from safepoint.checkpointer import Checkpointer
 from safepoint.codec import states
 from safepoint.codec.states import Control
 from safepoint.model import new_id
-from safepoint.rows import CallRow, CallWrite, CheckpointRow, Commit, Head, PauseRow, PauseWrite
+from safepoint.rows import CallRow, CallWrite, CheckpointRow, Commit, Head, PauseRow, PauseWrite, replace
 from tests.support import samples
 
 CALL_STATUSES = ("started", "succeeded", "failed", "paused", "in_doubt", "quarantined")

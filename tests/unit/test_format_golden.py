@@ -5,7 +5,6 @@
 
 import json
 import os
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 import safepoint
 from safepoint.codec import states
 from safepoint.codec.states import Control
+from safepoint.rows import replace
 from safepoint.rules import journal
 from tests.support import golden, samples
 from tests.support.paths import ROOT

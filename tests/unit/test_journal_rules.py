@@ -1,6 +1,5 @@
 """The decision table and the rules around it, pure: DESIGN 6, row by row."""
 
-from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from safepoint.codec import values
 from safepoint.codec.registry import Registry
 from safepoint.model import Done, NotDone, Unknown
-from safepoint.rows import CallRow, PauseRow, TaskRow
+from safepoint.rows import CallRow, PauseRow, TaskRow, replace
 from safepoint.rules import journal, planning, quarantine
 from safepoint.rules.journal import Action, Match, Raised, Request, StepJournal
 from safepoint.rules.policy import Policy

@@ -1,28 +1,43 @@
 """Rows: what they print, and what their seals are over."""
 
-from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import fields
 
 from safepoint import rows
 from safepoint.errors import Damaged
 from safepoint.model import Obj
-from safepoint.rows import BranchRow, CallRow, CallWrite, CheckpointRow, Commit, Grant, Guard, Head, PauseRow, PauseWrite
+from safepoint.rows import (
+    BranchRow,
+    CallRow,
+    CallWrite,
+    CheckpointRow,
+    Commit,
+    Grant,
+    Guard,
+    Head,
+    PauseRow,
+    PauseWrite,
+    replace,
+)
 from safepoint.stores.sqlite import _Look
 
 CANARY = "k4nari-no-log-may-show-this"
 NAMES = {"task", "id", "branch", "space", "kind", "tool", "effect", "status", "state", "stamp", "previous"}
 """Fields of text that may be printed: names of things, words of the library's own, and nothing that an agent said."""
 
-CLASSES: list[Any] = [c for c in vars(rows).values() if is_dataclass(c) and c.__module__ == rows.__name__]
+CLASSES: list[Any] = [
+    c for c in vars(rows).values() if isinstance(c, type) and issubclass(c, msgspec.Struct) and c.__module__ == rows.__name__
+]
 
 
 def filled(cls, text):
     """An instance whose fields of text and bytes all hold ``text``, but for those that may be printed."""
     given: dict[str, Any] = {}
     for f in fields(cls):
-        kind = str(f.type)
+        kind = getattr(f.type, "__name__", None) or str(f.type)
         if f.name in NAMES or (cls is BranchRow and f.name == "name"):
             given[f.name] = "name"
         elif kind.startswith("bytes"):
@@ -33,9 +48,9 @@ def filled(cls, text):
             given[f.name] = 7
         elif kind == "Guard":
             given[f.name] = Guard(7, text)
-        elif kind.startswith("Head"):
+        elif "Head" in kind:
             given[f.name] = Head(7, "id")
-        elif f.default is MISSING:
+        elif f.required:
             given[f.name] = {
                 "row": lambda: filled(CallRow if cls is CallWrite else PauseRow, text),
                 "seqs": tuple,

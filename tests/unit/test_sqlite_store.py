@@ -6,7 +6,6 @@ import secrets
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from importlib import resources
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from safepoint import _probe
 from safepoint.errors import Conflict, Damaged, LeaseLost, NewerFormat, NotFound, StoreFull, Unavailable, UsageError
 from safepoint.model import new_id
-from safepoint.rows import CallWrite, Commit, Guard, TaskPatch
+from safepoint.rows import CallWrite, Commit, Guard, TaskPatch, replace
 from safepoint.stores import sqlite, sqlite_check, sqlite_db
 from safepoint.stores.sqlite import SQLiteStore
 from safepoint.testing.build import Writer, call_row, obj, tree

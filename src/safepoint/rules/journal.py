@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
 from safepoint.model import Done, NotDone, Unknown
-from safepoint.rows import CallRow
+from safepoint.rows import CallRow, replace
 from safepoint.rules import quarantine
 from safepoint.rules.policy import Policy
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 
 import msgspec
 
-from safepoint.rows import CallRow
+from safepoint.rows import CallRow, replace
 
 AFTER = 5
 _DEATHS = re.compile(r"open at (\d+) deaths? running\Z")

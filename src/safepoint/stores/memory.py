@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from safepoint.errors import UsageError
@@ -34,6 +34,7 @@ from safepoint.rows import (
     Pruned,
     TaskPatch,
     TaskRow,
+    replace,
 )
 from safepoint.rules import retention
 from safepoint.stores import holder as people
@@ -476,7 +477,7 @@ def _needed(data: _Data, task: _Task) -> set[int]:
 
 
 def _row_bytes(row: Any) -> int:
-    return sum(len(v) for f in fields(row) if isinstance(v := getattr(row, f.name), (bytes, str)))
+    return sum(len(v) for f in row.__struct_fields__ if isinstance(v := getattr(row, f), (bytes, str)))
 
 
 def _obj_bytes(obj: Obj) -> int:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from safepoint.model import Obj, new_id
-from safepoint.rows import CallRow, CallWrite, CheckpointRow, Commit, Committed, Guard, Head, PauseRow, PauseWrite
+from safepoint.rows import CallRow, CallWrite, CheckpointRow, Commit, Committed, Guard, Head, PauseRow, PauseWrite, replace
 from safepoint.stores.base import Store
 
 __all__ = ["EVERY_BYTE", "SPACES", "Writer", "call_row", "checkpoint_row", "dump", "obj", "pause_row", "refs_of", "tree"]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from safepoint.errors import Conflict, LeaseHeld, LeaseLost, NotFound, UsageError
 from safepoint.model import Obj, new_id
-from safepoint.rows import CallRow, CheckpointRow, Commit, Guard, Head, PauseRow, TaskPatch
+from safepoint.rows import CallRow, CheckpointRow, Commit, Guard, Head, PauseRow, TaskPatch, replace
 from safepoint.stores.base import Store
 from safepoint.testing.build import EVERY_BYTE, Writer, call_row, checkpoint_row, dump, obj, pause_row, tree
 

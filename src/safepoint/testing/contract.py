@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from safepoint.errors import Conflict, LeaseLost, NotFound, Unavailable, UsageError
 from safepoint.model import new_id
-from safepoint.rows import Commit, Grant, Guard, TaskPatch
+from safepoint.rows import Commit, Grant, Guard, TaskPatch, replace
 from safepoint.stores.base import Store
 from safepoint.testing.build import Writer, call_row, dump, obj, tree
 from safepoint.testing.commits import CommitTests, refused

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
 from safepoint.errors import LeaseHeld, LeaseLost, SafepointError
 from safepoint.model import new_id
-from safepoint.rows import Commit, Grant, Guard, TaskPatch
+from safepoint.rows import Commit, Grant, Guard, TaskPatch, replace
 from safepoint.stores.base import Store
 from safepoint.testing.build import Writer, dump, tree
 

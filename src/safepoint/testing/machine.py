@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from hypothesis import settings
@@ -17,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from safepoint.errors import SafepointError
 from safepoint.model import new_id
-from safepoint.rows import CallWrite, Commit, Guard, Head, PauseWrite, TaskPatch
+from safepoint.rows import CallWrite, Commit, Guard, Head, PauseWrite, TaskPatch, replace
 from safepoint.testing.build import call_row, checkpoint_row, obj, pause_row
 from safepoint.testing.drive import Driver, Killed, end_processes
 from safepoint.testing.oracle import Oracle, as_dict

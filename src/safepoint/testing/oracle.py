@@ -5,7 +5,6 @@ It is asked what a verb should answer before the store is, and told what the sto
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 __all__ = ["Oracle", "as_dict"]
@@ -15,7 +14,7 @@ GIVEN = {"seal", "seq", "no", "version", "began", "ended", "pinned"}
 
 
 def as_dict(row: Any) -> dict[str, Any]:
-    return {f.name: getattr(row, f.name) for f in fields(row)}
+    return {f: getattr(row, f) for f in row.__struct_fields__}
 
 
 class Oracle:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from safepoint.model import new_id
-from safepoint.rows import CallWrite, Commit, TaskPatch
+from safepoint.rows import CallWrite, Commit, TaskPatch, replace
 from safepoint.stores.base import Store
 from safepoint.testing.build import EVERY_BYTE, Writer, call_row, dump, obj, tree
 

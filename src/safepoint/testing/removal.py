@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from safepoint.rows import TaskPatch
+from safepoint.rows import TaskPatch, replace
 from safepoint.stores.base import Store
 from safepoint.testing.build import Writer, call_row, dump, obj, pause_row, tree
 

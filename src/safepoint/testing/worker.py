@@ -60,7 +60,7 @@ class Worker:
         _probe.hook = die
 
     def acquire(self, task: str, holder: bytes, steal: bool) -> Any:
-        from dataclasses import replace
+        from safepoint.rows import replace
 
         grant = self.store.acquire(task, holder, steal=steal)
         # Its handle is the store's own and stays here; the other side gets the rest.
