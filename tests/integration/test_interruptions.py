@@ -1,0 +1,68 @@
+"""Each operation of a run, disturbed once in every way: nothing is done twice, lost, held or saved past what is open."""
+
+import logging
+import os
+
+import pytest
+
+from tests.support.children import Server
+from tests.support.interrupted import FACES, KINDS, PROGRAMS, REACTIONS, Bench, Case, hooked, storms
+from tests.support.scale import SOAK, scale
+
+WAYS = [(kind, when, reaction) for kind in KINDS for when in ("instead", "after") for reaction in REACTIONS]
+EVERY = 5 if SOAK else 53
+"""One of so many cases is played: all of them are 160,000. No divisor of the number of ways, so all ways come round, and a
+soak begins each time elsewhere."""
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("kept", ["memory", "sqlite"])
+@pytest.mark.parametrize("name", list(PROGRAMS))
+def test_an_operation_disturbed(name, kept, face, tmp_path, caplog):
+    program = PROGRAMS[name]
+    if program.sqlite and kept != "sqlite":
+        return
+    logging.getLogger("safepoint").setLevel(logging.CRITICAL)
+    caplog.set_level(logging.CRITICAL)
+    bench = Bench(f"sqlite:///{tmp_path}/agent.db" if kept == "sqlite" else "memory://")
+    failures = []
+    played = 0
+    try:
+        with hooked():
+            calm = Case(bench, face, program)
+            expected = calm.play()
+            turn = sum(map(ord, name + kept + face)) + (int.from_bytes(os.urandom(2), "big") if SOAK else 0)
+            for kind, when, reaction in WAYS:
+                if face.endswith("async") and kind == "interrupt":
+                    continue  # Ctrl-C reaches a loop's task as a cancellation
+                for nth in range(1, calm.operations + 1):
+                    turn += 1
+                    if turn % EVERY:
+                        continue
+                    case = Case(bench, face, program, reaction, nth, kind, when, expected)
+                    played += 1
+                    try:
+                        case.play()
+                    except Exception as error:
+                        failures.append(f"{case}: {type(error).__name__} {error}")
+    finally:
+        bench.close()
+        logging.getLogger("safepoint").setLevel(logging.NOTSET)
+    assert not failures, f"{len(failures)} of {played}:\n" + "\n".join(failures[:6])
+
+
+@pytest.fixture(scope="module")
+def server():
+    made = Server("safepoint", "safepoint.aio", "safepoint.stores.sqlite", "tests.support.interrupted")
+    yield made
+    made.close()
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("face", FACES)
+def test_a_storm_of_interrupts(face, server, tmp_path):
+    """Ctrl-C for real, wherever it falls, in a process of its own."""
+    seed = os.urandom(4).hex()
+    n, failures = server.run(storms, f"sqlite:///{tmp_path}/agent.db", face, seed, scale(2, 40))
+    assert not failures, f"seed {seed}, {len(failures)} of {n}:\n" + "\n".join(failures[:6])
