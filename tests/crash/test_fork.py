@@ -16,6 +16,9 @@ from safepoint.stores.sqlite import SQLiteStore
 from safepoint.testing.build import Writer, call_row, obj
 from tests.support.scale import scale
 
+# Forking beside the threads of the test runner is meant here; Python 3.12 and newer warn of it.
+pytestmark = pytest.mark.filterwarnings(r"ignore:.*use of fork\(\):DeprecationWarning")
+
 
 def in_child(work):
     """Fork, run ``work`` there, and return what it said; the child ends without any clean-up of Python."""

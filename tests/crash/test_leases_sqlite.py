@@ -269,6 +269,7 @@ def test_descriptors_are_closed_with_the_last_store(path, tmp_path):
     assert not [link for link in left if link.startswith(str(tmp_path))]
 
 
+@pytest.mark.filterwarnings(r"ignore:.*use of fork\(\):DeprecationWarning")  # Python 3.12 and newer
 def test_a_forked_child_does_not_hold(store, path, hold):
     grant = store.acquire("task", people.describe())
     child = os.fork()
@@ -290,6 +291,7 @@ def test_a_forked_child_does_not_hold(store, path, hold):
         os.waitpid(child, 0)
 
 
+@pytest.mark.filterwarnings(r"ignore:.*use of fork\(\):DeprecationWarning")  # Python 3.12 and newer
 def test_a_holder_killed_between_lock_and_row_leaves_no_trace(path, store):
     child = os.fork()
     if not child:
@@ -312,6 +314,7 @@ def test_release_tells_the_next_one(store):
     assert not store.holds("task", Guard(2, "not the token"))
 
 
+@pytest.mark.filterwarnings(r"ignore:.*use of fork\(\):DeprecationWarning")  # Python 3.12 and newer
 def test_asking_at_the_same_moment_does_not_look_like_holding(store, path):
     grant = store.acquire("task", b"")
     store.abandon("task", grant)

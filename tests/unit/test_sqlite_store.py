@@ -741,6 +741,7 @@ def test_a_task_deleted_and_begun_anew_in_between_gets_everything(store, path, s
     other.close()
 
 
+@pytest.mark.filterwarnings(r"ignore:.*use of fork\(\):DeprecationWarning")  # Python 3.12 and newer
 def test_what_a_dead_big_save_left_is_swept(path, small_batches):
     store = opened(path, durability="process")
     Writer(store).save(obj(b"first"))

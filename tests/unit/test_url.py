@@ -48,6 +48,7 @@ def test_a_closed_handle_lets_go_of_what_it_held():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings(r"ignore:.*use of fork\(\):DeprecationWarning")  # Python 3.12 and newer
 def test_a_forked_child_has_a_copy_in_which_the_parent_holds_nothing():
     store = open_store("memory://forked")
     grant = store.acquire("t", b"")
