@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -36,7 +36,6 @@ from safepoint import (
     script,
 )
 from safepoint.errors import DecisionNeeded, NotFound
-from safepoint.rows import replace
 from safepoint.script import Exec, Io
 from safepoint.tools import current
 from safepoint.tools import model as a_model
