@@ -120,6 +120,8 @@ def same(a: Any, b: Any) -> bool:
     cls = type(a)
     if cls is not type(b):
         return False
+    if isinstance(a, Flag):
+        return a.value == b.value  # bits without a name make a new object each time on some Python 3.11
     if isinstance(a, Enum) or cls is ZoneInfo or a is None or cls is bool:
         return a is b
     if cls is float:

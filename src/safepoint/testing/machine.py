@@ -517,7 +517,7 @@ def run_machine(machine: type[StoreMachine], *, profile: settings | None = None,
     reached: Counter[str] = Counter()
     watched = type(machine.__name__, (machine,), {"driver": driver, "reached": reached})
     # Twice the profile's steps: a step of a store is quick, and rules that need some history come late in a run.
-    profile = profile or settings(stateful_step_count=2 * settings().stateful_step_count)
+    profile = settings(profile or settings(stateful_step_count=2 * settings().stateful_step_count), derandomize=False)
     missed: list[str] = []
     try:
         for _ in range(8):  # each with new random numbers: a rare meeting of rules may be missing from one
