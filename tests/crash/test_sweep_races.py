@@ -33,8 +33,12 @@ SWEEPER = """
 import sys, time
 from safepoint.stores.sqlite import SQLiteStore
 
-store, end = SQLiteStore(sys.argv[1], durability="process"), time.monotonic() + float(sys.argv[2])
-swept = 0
+store, swept = SQLiteStore(sys.argv[1], durability="process"), 0
+# The time begins when there is something to sweep: on a busy machine the savers may take long to start.
+given_up = time.monotonic() + 60
+while max((row.seq for row in store.headers("task")), default=0) < 20 and time.monotonic() < given_up:
+    time.sleep(0.01)
+end = time.monotonic() + float(sys.argv[2])
 while time.monotonic() < end:
     swept += store.prune("task", [row.seq for row in store.headers("task")]).objects
 print(swept)
