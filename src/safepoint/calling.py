@@ -287,9 +287,11 @@ class Flow(FlowBase):
 
     def _execute(self, asked: _Asked, row: CallRow | None, validate: Validate | None) -> Script[Any]:
         tool = asked.tool
-        with self.lock:
-            self.executing += 1
+        counted = False
         try:
+            with self.lock:
+                self.executing += 1
+                counted = True
             while True:
                 yield from self._begin(asked, row)
                 row = self.journal.rows[asked.no or 0]
@@ -309,7 +311,8 @@ class Flow(FlowBase):
                 yield Sleep(tool.retry.wait(asked.failures))
                 self.check()
         finally:
-            self.one_less()
+            if counted:
+                self.one_less()
         if row.result is None:
             raise lost_error(self.task, row)
         if tool.policy.model:
