@@ -184,17 +184,18 @@ class Flow(FlowBase):
     def _serve(self, asked: _Asked, found: Found, validate: Validate | None) -> Script[Any]:
         """Answer a call. What it claims of the journal is given back unless its outcome has reached the step."""
         asked.served = True
-        delivered = False
         try:
             value = yield from self._answer(asked, found, validate)
             yield Pass()
-            delivered = asked.got = True
-            return value
+            asked.got = True
+            self._over(asked, delivered=True)
+            return value  # from here to the step's own line nothing is called, so no Ctrl-C comes between
         except CallFailed:
-            delivered = True
+            self._over(asked, delivered=True)
             raise
-        finally:
-            self._over(asked, delivered=delivered)
+        except BaseException:
+            self._over(asked, delivered=False)
+            raise
 
     def _answer(self, asked: _Asked, found: Found, validate: Validate | None) -> Script[Any]:
         tool, row = asked.tool, found.row
@@ -330,6 +331,8 @@ class Flow(FlowBase):
             raise
         except BaseException as error:
             self.unsure.append(intent.row)
+            # It may be claimed for us already, under a number that did not come back.
+            asked.no = next((r.no for r in self._known() if r.idempotency_key == intent.row.idempotency_key), asked.no)
             if not isinstance(error, Exception):
                 yield Io(self.flush_quietly, must=True)
             raise

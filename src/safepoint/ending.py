@@ -56,6 +56,7 @@ class Ending(Caller):
     _pid: int
     _closed: bool
     _token: Any
+    _ended_as: str | None
 
     if TYPE_CHECKING:
 
@@ -133,6 +134,8 @@ class Ending(Caller):
         if isinstance(error, InDoubt | DecisionNeeded):
             return "waiting"
         base = self._state._base if getattr(self, "_state", None) is not None else None
+        if self._ended_as is not None:
+            return self._ended_as
         if base is not None and base.control.finished:
             return "finished"  # whatever came after the save that said so
         if isinstance(error, Exception) and not isinstance(error, NO_FAULT_OF_THE_STEP):

@@ -184,6 +184,10 @@ class FlowBase:
         with contextlib.suppress(SafepointError, RunEnded):
             self.flush()
 
+    def _known(self) -> list[CallRow]:
+        with self.lock:
+            return list(self.journal.rows.values())
+
     def _undo(self, intent: CallRow) -> None:
         """Take back an intent that may have landed, and that nothing was run for."""
         key = (intent.idempotency_key, intent.attempts, intent.fence, "started")

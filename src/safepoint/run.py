@@ -10,7 +10,7 @@ from safepoint.calling import Validate
 from safepoint.model import Checkpoint
 from safepoint.script import Script, drive, no_running_loop
 from safepoint.session import RunBase
-from safepoint.tools import Bound, Tool
+from safepoint.tools import Bound, Tool, current
 
 if TYPE_CHECKING:
     from safepoint.checkpointer import Checkpointer
@@ -33,7 +33,13 @@ class Run(RunBase):
 
     def __enter__(self) -> Self:
         self._check()
-        self._enter_context()
+        before = current.get()
+        try:
+            self._enter_context()
+        except BaseException:
+            current.set(before)
+            self.close()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

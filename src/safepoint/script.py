@@ -8,7 +8,6 @@ event loop. So sync and async runs cannot drift apart.
 from __future__ import annotations
 
 import contextvars
-import inspect
 import sys
 import threading
 import time
@@ -171,18 +170,21 @@ def drive(script: Script[T], loop: LoopThread) -> T:
     """Do what the script asks for, in this thread, and return its result."""
     value: Any = None
     error: BaseException | None = None
+    state: Any = script
     while True:
         try:
             raised, error = error, None
-            op = script.send(value) if raised is None else script.throw(raised)
+            try:
+                op = script.send(value) if raised is None else script.throw(raised)
+            except StopIteration as stop:
+                return stop.value  # type: ignore[no-any-return]
             value = perform(op, loop)
         except BaseException as caught:
             # Ctrl-C may come between two operations, too: the script is told, so that it lets go of what it holds.
-            if inspect.getgeneratorstate(script) != inspect.GEN_CLOSED:
+            # (No function is called on the way out: there, one more would take the place of a result that was delivered.)
+            if state.gi_frame is not None:
                 value, error = None, caught
                 continue
-            if isinstance(caught, StopIteration):
-                return caught.value  # type: ignore[no-any-return]
             raise
 
 

@@ -17,6 +17,7 @@ from safepoint.codec import states, values
 from safepoint.codec.states import Control
 from safepoint.ending import Ending, _abandon
 from safepoint.errors import (
+    Conflict,
     DecisionNeeded,
     InDoubt,
     InvalidState,
@@ -28,7 +29,7 @@ from safepoint.errors import (
 from safepoint.flow import Counters
 from safepoint.model import Checkpoint, Metrics, Recovery, State, check_id, new_id, now, to_us
 from safepoint.replies import in_doubt_error
-from safepoint.rows import CallRow, CallWrite, Commit, Grant, PauseRow, PauseWrite, TaskPatch, replace
+from safepoint.rows import CallRow, CallWrite, Commit, Grant, Head, PauseRow, PauseWrite, TaskPatch, replace
 from safepoint.rules import journal, planning, quarantine
 from safepoint.rules.journal import Action, StepJournal
 from safepoint.script import Io, LoopThread, Pass, Script, Sleep
@@ -82,6 +83,7 @@ class RunBase(Ending):
         self._moved: dict[int, CallRow] = {}
         """Rows to be written under another step with the next save."""
         self._finish: tuple[Any] | None = None
+        self._ended_as: str | None = None
         self._mark: str | None = None
         self._unsaved = 0
         self._token: Any = None
@@ -441,16 +443,32 @@ class RunBase(Ending):
             if due:
                 patch = TaskPatch(status=status) if status else None
                 checkpoint = self._save(kind=kind, label=label, patch=patch, calls=tuple(moved.values()))
-        except BaseException:
+        except BaseException as error:
             if due and state._base is not base:
-                self._step_done(moved, due)  # interrupted when the save stood
-            else:
-                self._control, state.step, self._unsaved = before, step, unsaved
+                self._step_done(step, moved, due)  # interrupted when the save stood
+                raise
+            self._control, state.step, self._unsaved = before, step, unsaved
+            if due and base is not None and not isinstance(error, Exception):
+                self._perhaps_saved(base.head, control, error)
             raise
-        self._step_done(moved, due)
+        try:
+            self._step_done(step, moved, due)
+        except BaseException:
+            self._step_done(step, moved, due)  # Ctrl-C: what the store has and what is known here must not differ
+            raise
         return checkpoint
 
-    def _step_done(self, moved: dict[int, CallRow], due: bool) -> None:
+    def _perhaps_saved(self, head: Head, control: Control, error: BaseException) -> None:
+        """An interrupt came out of a save. If it stands all the same, the run is over: it does not know what it stands on."""
+        row = self.cp.store.task(self.task_id)
+        if row is not None and row.head != head:
+            self._flow.ended = RunEnded(
+                Conflict(f"a save of task {self.task_id!r} was interrupted when it stood", "", "Resume.")
+            )
+            self._flow.interrupt = error
+            self._ended_as = "finished" if control.finished else None
+
+    def _step_done(self, step: int, moved: dict[int, CallRow], due: bool) -> None:
         self._finish = None
         if due:
             self._flow.base = self._state._base
@@ -458,7 +476,7 @@ class RunBase(Ending):
             self._used.clear()
             moved = {n: replace(r, version=r.version + 1) for n, r in moved.items()}
         self._moved = {} if due else moved
-        kept = {n: [r for r in rows if r.no not in moved] for n, rows in self._steps.items() if n != self._flow.step}
+        kept = {n: [r for r in rows if r.no not in moved] for n, rows in self._steps.items() if n != step}
         for row in moved.values():
             kept.setdefault(row.step, []).append(row)
         self._steps = kept
