@@ -176,10 +176,10 @@ class Flow(FlowBase):
 
     # -- serving
 
-    def _over(self, asked: _Asked, *, delivered: bool) -> None:
+    def _over(self, asked: _Asked, *, delivered: bool, told: bool = False) -> None:
         if asked.no is not None:
             with self.lock:
-                self.journal.over(asked.request, asked.no, delivered=delivered)
+                self.journal.over(asked.request, asked.no, delivered=delivered, told=told)
 
     def _serve(self, asked: _Asked, found: Found, validate: Validate | None) -> Script[Any]:
         """Answer a call. What it claims of the journal is given back unless its outcome has reached the step."""
@@ -192,6 +192,9 @@ class Flow(FlowBase):
             return value  # from here to the step's own line nothing is called, so no Ctrl-C comes between
         except CallFailed:
             self._over(asked, delivered=True)
+            raise
+        except RefusedType as error:
+            self._over(asked, delivered=False, told=error.details.get("call") == asked.no)  # it succeeded, without a result
             raise
         except BaseException:
             self._over(asked, delivered=False)

@@ -186,6 +186,8 @@ class Watch:
                 assert not starts, where
                 assert self.outcome["status"] == "waiting", where
                 assert not self.begun, where
+            case "unclaimed":
+                assert not starts, where
             case "ask_anew":
                 assert bool(starts) == reached or may_not_begin, where
                 rows = {r["no"]: r for r in raw.calls(self.of.db, self.of.task)}

@@ -526,3 +526,11 @@ def test_a_plan_asks_anew_what_the_run_will():
     twice = journal.after_raise(journal.after_raise(None, 1, 3, rows), 1, 3, rows)
     p = plan(rows, row_of_task=task(status="failed", raised=twice.encode()))
     assert [c.action for c in p.calls] == ["ask_anew", "reuse"]
+
+
+def test_a_missing_result_that_the_step_was_told_of_is_not_carried_on():
+    step = StepJournal([row(1, effect=WRITE, result=None), row(2, effect=WRITE, ident=OTHER)])
+    assert match(step, ask(effect=WRITE)) == [(Match.RECORDED, 1)]
+    step.over(ask(effect=WRITE), 1, delivered=False, told=True)
+    assert [r.no for r in step.left_over()] == [2]
+    assert match(step, ask(effect=WRITE)) == [(Match.RECORDED, 1)], "asked again it is still that call"

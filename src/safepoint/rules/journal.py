@@ -179,6 +179,8 @@ class StepJournal:
         """Writes that happened under another step: carried on from the one before, or recorded for one that is still to come.
         An equal call here may be one of these, because the step was cut differently this time."""
         self.borrowed: dict[int, CallRow] = {}
+        self.told: set[int] = set()
+        """Rows without a result: the step has been told that they succeeded, each time that it asked."""
         self.set_aside = tuple(r for r in every if r.superseded)
         """Served to nobody, and still a witness: a step that asked for one of these had gone on past what failed before."""
         self.earlier = frozenset(self.rows)
@@ -197,11 +199,13 @@ class StepJournal:
         if r.call_id is not None:
             self.named[r.scope, r.call_id] = (no, r.ident)
 
-    def over(self, r: Request, no: int, *, delivered: bool) -> None:
+    def over(self, r: Request, no: int, *, delivered: bool, told: bool = False) -> None:
         """The request has been served, or has come to nothing. ``no`` is 0 if no intent was written."""
         if delivered:
             self.delivered[no] = True
         else:
+            if told:
+                self.told.add(no)
             self.delivered.pop(no, None)
             if no == 0 and r.call_id is not None and self.named.get((r.scope, r.call_id)) == (0, r.ident):
                 del self.named[r.scope, r.call_id]
@@ -215,10 +219,11 @@ class StepJournal:
 
     def unclaimed(self, tool: str | None = None) -> list[CallRow]:
         """Writes that happened in an earlier attempt and that this one has not asked for."""
+        asked = self.delivered.keys() | self.told
         return [
             r
             for n, r in sorted(self.rows.items())
-            if n in self.earlier and n not in self.delivered and _happened(r) and (tool is None or r.tool == tool)
+            if n in self.earlier and n not in asked and _happened(r) and (tool is None or r.tool == tool)
         ]
 
     def left_over(self) -> list[CallRow]:
