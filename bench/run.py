@@ -66,6 +66,11 @@ class Ours:
         self.state.step += 1
         self.cp.save(self.state)
 
+    def shrink(self) -> None:
+        """Back to the history's length, so that all rounds measure the same."""
+        self.state.messages.pop()
+        self.cp.save(self.state)
+
     def load(self) -> None:
         self.cp.load_latest("bench")
 
@@ -120,9 +125,11 @@ def saves(folder: Path, messages: int, rounds: int, with_peer: bool) -> list[Row
     lc: list[float] = []
     for n in range(rounds):
         a.append(timed(ours.save))
+        ours.shrink()
         b.append(timed(lambda: floor.insert(written)))
         if peer is not None and n % 4 == 0:
             c.append(timed(peer.save))
+            peer.messages.pop()
         if n % 8 == 0:
             la.append(timed(ours.load))
             if peer is not None:
@@ -306,6 +313,17 @@ the same settings. The peer is LangGraph's `SqliteSaver` with the same history o
 {table}
 
 Python {python}, apsw {apsw}, {cores} cores, {rounds} rounds.
+
+## What is not reached, and why
+
+- **A save against the floor.** The floor writes one or two pages of 8 KB; a save writes seven: task, branch, checkpoint and its id,
+  objects and their index. Each costs some 15 us of copying, checksum and system calls before the same one fsync. In all about
+  0.1 ms of a save is spent in Python, and at 2,000 messages another 0.3 ms in comparing the history with what was saved before.
+- **Against SqliteSaver** small histories are even: it writes one row, whole, each time. What that costs shows as the history grows.
+- **A load** reads each message as an object of its own, checks its digest and the row's seal, and makes values whose types are
+  known to be right; the peer decodes one blob and checks nothing. It happens once a start, after which saves are incremental.
+- **Import.** asyncio, importlib.metadata, click and rich are imported only where they are used; what is left is mostly the
+  standard library's dataclasses, inspect, typing and decimal, and some thirty small classes.
 """
 
 
