@@ -448,7 +448,7 @@ class RunBase(Ending):
                 self._step_done(step, moved, due)  # interrupted when the save stood
                 raise
             self._control, state.step, self._unsaved = before, step, unsaved
-            if due and base is not None and not isinstance(error, Exception):
+            if due and base is not None and not isinstance(error, Exception | RunEnded):
                 self._perhaps_saved(base.head, control, error)
             raise
         try:

@@ -146,8 +146,5 @@ for url in ("memory://", "sqlite:///agent.db"):
 
 
 def test_a_state_goes_in_and_comes_out(installed, tmp_path):
-    # Until safepoint.open is written there is nothing to try; the condition goes with it.
-    if in_wheel_env(installed, "import safepoint; print(hasattr(safepoint, 'open'))", tmp_path).strip() != "True":
-        pytest.skip("safepoint.open does not exist yet")
     assert in_wheel_env(installed, ROUND_TRIP, tmp_path).split() == ["memory://", "ok", "sqlite:///agent.db", "ok"]
     assert (tmp_path / "agent.db").exists()
