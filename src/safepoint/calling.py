@@ -53,7 +53,8 @@ class _Asked:
     failures: int = 0
     no: int | None = 0
     """Number of its row; 0 until one is found or written, None where another call holds it."""
-    served: bool = False
+    closed: bool = False
+    """Its claim has been given back or settled. Ctrl-C may keep the one who serves it from that; then the caller does it."""
     got: bool = False
     """It has a value for the step, which has reached it unless what it was asked for with raises."""
 
@@ -108,7 +109,7 @@ class Flow(FlowBase):
         try:
             return (yield from self._serve(asked, self._match([asked])[0], validate))
         finally:
-            if not asked.served:
+            if not asked.closed:
                 self._over(asked, delivered=False)
 
     def _match(self, asked: Sequence[_Asked]) -> list[Found]:
@@ -156,7 +157,7 @@ class Flow(FlowBase):
         finally:
             for a in asked:
                 # Results that an exception took the place of have reached nobody: who asks again gets them.
-                if not a.served or (a.got and not reached):
+                if not a.closed or (a.got and not reached):
                     self._over(a, delivered=False)
 
     def _fits(self, tool: Tool[Any, Any], validate: Validate | None) -> None:
@@ -180,10 +181,10 @@ class Flow(FlowBase):
         if asked.no is not None:
             with self.lock:
                 self.journal.over(asked.request, asked.no, delivered=delivered, told=told)
+        asked.closed = True
 
     def _serve(self, asked: _Asked, found: Found, validate: Validate | None) -> Script[Any]:
         """Answer a call. What it claims of the journal is given back unless its outcome has reached the step."""
-        asked.served = True
         try:
             value = yield from self._answer(asked, found, validate)
             yield Pass()
