@@ -181,10 +181,10 @@ class Loop:
 
     def _keep_failure(self, error: Exception) -> Script[None]:
         run = self.run
-        run._kept = yield from run._failed(error)
-        if run._kept:
+        address = yield from run._failed(error)
+        if address:
             error.add_note(
-                f"safepoint kept the failed step as {run._kept}; running {run.task_id!r} again goes on from the step before."
+                f"safepoint kept the failed step as {address}; running {run.task_id!r} again goes on from the step before."
             )
 
     def _outcome(self) -> Script[Outcome]:

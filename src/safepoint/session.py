@@ -90,7 +90,6 @@ class RunBase(Ending):
         self._first_save = True
         self._in_agent = False
         self._in_step = False
-        self._kept: str | None = None
 
     # -- what may be looked at
 
