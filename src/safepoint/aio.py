@@ -20,6 +20,7 @@ from typing import Any, Self, TypeVar
 from safepoint import agent as agents
 from safepoint import checkpointer
 from safepoint.agent import Job, Loop, SaveEvery, Step
+from safepoint.aio_verbs import MoreAsyncVerbs
 from safepoint.calling import Validate
 from safepoint.checkpointer import Checkpointer
 from safepoint.errors import DecisionNeeded, InDoubt, UsageError
@@ -224,7 +225,7 @@ def open_async(store: str | Store | Checkpointer = "memory://", **options: Any) 
     return AsyncCheckpointer(checkpointer.open(store, **options), own=not isinstance(store, Checkpointer))
 
 
-class AsyncCheckpointer:
+class AsyncCheckpointer(MoreAsyncVerbs):
     """Every verb of ``Checkpointer`` under the same name, awaited. ``sync`` is the one underneath."""
 
     def __init__(self, cp: Checkpointer, *, own: bool = True) -> None:

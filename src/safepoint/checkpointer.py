@@ -11,11 +11,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, cast
 
 from safepoint import model
+from safepoint.branching import BranchVerbs
 from safepoint.checking import OPEN_OPTIONS, check_limit, check_number, checked_options, needs_state, registry_of
 from safepoint.codec import states, values
 from safepoint.codec.chunks import Packed
 from safepoint.codec.registry import Registry
 from safepoint.codec.states import Control, Migrations
+from safepoint.comparing import ComparingVerbs
 from safepoint.errors import (
     Conflict,
     Damaged,
@@ -23,6 +25,7 @@ from safepoint.errors import (
     NotFound,
     UsageError,
 )
+from safepoint.integrity import IntegrityVerbs
 from safepoint.keeping import KeepingVerbs
 from safepoint.model import (
     KINDS,
@@ -37,6 +40,7 @@ from safepoint.model import (
     now,
     to_us,
 )
+from safepoint.moving import MovingVerbs
 from safepoint.rows import CheckpointRow, Commit, Committed, Head, TaskPatch, TaskRow, replace
 from safepoint.rules import planning
 from safepoint.stores.base import Store
@@ -127,7 +131,7 @@ def open(
     return Checkpointer(opened, own=own, registry=registry, **parts)
 
 
-class Checkpointer(JournalVerbs, KeepingVerbs):
+class Checkpointer(JournalVerbs, KeepingVerbs, BranchVerbs, MovingVerbs, ComparingVerbs, IntegrityVerbs):
     """Saves, loads and lists checkpoints, and opens runs. Thread-safe; usable after a fork on both sides. Made by ``open``."""
 
     def __init__(
@@ -144,7 +148,7 @@ class Checkpointer(JournalVerbs, KeepingVerbs):
     ) -> None:
         self.store = store
         self.registry = registry or Registry()
-        self.retention = retention if retention is not None else Retention()
+        self.retention = retention if retention is not None else Retention(store.keep_latest)
         self.schema_version = schema_version
         self.migrations: Migrations = migrations or {}
         self.state_type = state_type

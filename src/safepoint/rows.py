@@ -343,3 +343,40 @@ class Pruned(msgspec.Struct, frozen=True):
     calls: int
     objects: int
     bytes: int
+
+
+class Numbers(msgspec.Struct, frozen=True):
+    """The last number of each kind that a task has given out. They outlive the rows, so that none comes a second time."""
+
+    seq: int = 0
+    call: int = 0
+    pause: int = 0
+    line: int = 0
+    position: int = 0
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """Something that is in a store and cannot be read: what it is, where it lies, and why."""
+
+    what: str
+    """``checkpoint 43``, ``call 12``, ``object 1f…``, ``branch 'main'``, or ``rows`` of a kind where not even that is known."""
+    where: str
+    """In the store's own terms: a file with its line, a table with its row."""
+    why: str
+
+
+Part = TaskRow | Numbers | BranchRow | CheckpointRow | CallRow | PauseRow | Obj | Lost
+"""What ``Store.walk`` gives of a task."""
+
+
+class Image(_Row, frozen=True, kw_only=True):
+    """A whole task, as ``Store.write_task`` takes it. Rows keep their numbers and ids."""
+
+    row: TaskRow
+    numbers: Numbers
+    branches: tuple[BranchRow, ...]
+    checkpoints: tuple[CheckpointRow, ...]
+    calls: tuple[CallRow, ...] = ()
+    pauses: tuple[PauseRow, ...] = ()
+    objects: tuple[Obj, ...] = ()
+    """All that the rows reach; none on stores that are not chunked."""

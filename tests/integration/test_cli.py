@@ -17,7 +17,7 @@ import pytest
 
 import safepoint
 from safepoint.cli import main
-from safepoint.cli.app import cli
+from safepoint.cli.everything import cli
 from safepoint.cli.reference import renewed
 from safepoint.cli.text import age, clean, dumps, name, ranges, shell, size
 from tests.support.cli_store import HOSTILE

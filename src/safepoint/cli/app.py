@@ -20,7 +20,7 @@ from safepoint.codec import to_json
 from safepoint.errors import Damaged, NotFound, UsageError
 from safepoint.model import STATUSES, Done, NotDone
 
-__all__ = ["cli"]
+__all__ = ["as_json", "cli", "common", "limit", "opened", "yes"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 CALL_STATUSES = ("started", "succeeded", "failed", "paused", "in_doubt", "quarantined")
@@ -41,12 +41,12 @@ def common(f: F) -> F:
     )(f)
 
 
-def _as_json() -> bool:
+def as_json() -> bool:
     return bool(click.get_current_context().meta.get(_JSON))
 
 
 @contextmanager
-def _opened() -> Iterator[PlainCheckpointer]:
+def opened() -> Iterator[PlainCheckpointer]:
     meta = click.get_current_context().meta
     with open_plain(meta.get(STORE) or os.environ.get("SAFEPOINT_URL")) as cp:
         yield cp
@@ -77,9 +77,9 @@ def ls(status: str | None) -> None:
 
     "unfinished" are those that a restarted process should take up.
     """
-    with _opened() as cp:
+    with opened() as cp:
         tasks = [facts.task(info) for info in cp.tasks(status=status)]
-    if _as_json():
+    if as_json():
         Screen().json({"tasks": tasks})
     else:
         views.tasks(Screen(), tasks)
@@ -93,7 +93,7 @@ def ls(status: str | None) -> None:
 @common
 def log(task: str, limit: int, before: int | None, branch: str | None) -> None:
     """List a task's checkpoints, newest first."""
-    with _opened() as cp:
+    with opened() as cp:
         info = cp.status(task)
         branches = {b.name: b for b in cp.store.branches(task)}
         if branch is not None and branch not in branches:
@@ -105,7 +105,7 @@ def log(task: str, limit: int, before: int | None, branch: str | None) -> None:
         rows = cp.store.headers(task, branch=branch, before=before, limit=limit + 1 if limit else None)
         shown = [facts.checkpoint(task, row) for row in (rows[:limit] if limit else rows)]
         older = len(rows) > len(shown)
-    if _as_json():
+    if as_json():
         Screen().json({"task_id": task, "branch": info.branch, "head": info.seq, "checkpoints": shown, "older": older})
     else:
         views.log(Screen(), task, shown, older)
@@ -122,7 +122,7 @@ def show(task: str, messages: int | None, full: bool) -> None:
     Without @SEQ the head of the current branch. Values of the application's own classes are shown as plain data; none of
     its code is imported.
     """
-    with _opened() as cp:
+    with opened() as cp:
         task, seq = split_at(cp, task)
         cp.status(task)
         found = cp.store.read(task, seq=seq)
@@ -144,7 +144,7 @@ def show(task: str, messages: int | None, full: bool) -> None:
         "turns": [dict(zip(("turn", "input", "status", "result", "step"), to_json(t), strict=False)) for t in tree["turns"]],
         "recovery": to_json(tree.get("recovery")),
     }
-    if _as_json():
+    if as_json():
         Screen().json(data)
     else:
         views.state(Screen(full=full), data)
@@ -162,7 +162,7 @@ def calls(task: str, no: int | None, status: str | None, limit: int, full: bool)
 
     Oldest first, the newest --limit of them. With NO, the call of that number with its arguments and result.
     """
-    with _opened() as cp:
+    with opened() as cp:
         cp.status(task)
         bodies = full or no is not None
         if no is not None:
@@ -182,7 +182,7 @@ def calls(task: str, no: int | None, status: str | None, limit: int, full: bool)
                 rows, objects = cp.store.calls(task, nos=[r.no for r in rows])
         found = [facts.call(task, row, objects if bodies else None) for row in rows]
     screen = Screen(full=full)
-    if _as_json():
+    if as_json():
         screen.json({"task_id": task, "calls": found, "older": older})
     elif bodies:
         for call in found:
@@ -197,7 +197,7 @@ def calls(task: str, no: int | None, status: str | None, limit: int, full: bool)
         "what is stored does not match its seal",
         "The others are as they were written. Restore the store from a backup.",
     )
-    if _as_json():
+    if as_json():
         return code_of(problem)  # what was found is printed, and says so itself
     raise problem
 
@@ -210,9 +210,9 @@ def plan(task: str) -> None:
 
     Which checkpoint it begins from, and what becomes of each recorded call of the steps that are run again.
     """
-    with _opened() as cp:
+    with opened() as cp:
         data = facts.plan(cp.plan(task))
-    if _as_json():
+    if as_json():
         Screen().json(data)
     else:
         views.plan(Screen(), data)
@@ -235,7 +235,7 @@ def resolve(task: str, no: int, done: str | None, not_done: bool, yes: bool) -> 
         raise UsageError("say what happened", "resolve takes exactly one of --done JSON and --not-done", "Give one of them.")
     verdict = Done(_json(done, "--done")) if done is not None else NotDone()
     screen = Screen()
-    with _opened() as cp:
+    with opened() as cp:
         cp.status(task)
         rows, objects = cp.store.calls(task, nos=[no])
         before = facts.call(task, rows[0], objects) if rows else {}
@@ -256,7 +256,7 @@ def resolve(task: str, no: int, done: str | None, not_done: bool, yes: bool) -> 
         settled = facts.call(task, rows[0], objects)
         after = facts.plan(cp.plan(task))
     follows = views.follows(after, no)
-    if _as_json():
+    if as_json():
         screen.json({"task_id": task, "call": settled, "next": follows, "plan": after})
     else:
         how = "it has its result" if missing else "it did not happen" if not_done else "it happened"
@@ -271,10 +271,10 @@ def resolve(task: str, no: int, done: str | None, not_done: bool, yes: bool) -> 
 @common
 def pauses(task: str, everything: bool) -> None:
     """List the questions that wait for a person."""
-    with _opened() as cp:
+    with opened() as cp:
         cp.status(task)
         found = [facts.pause(p) for p in cp.pauses(task, status=None if everything else "open")]
-    if _as_json():
+    if as_json():
         Screen().json({"task_id": task, "pauses": found})
     else:
         views.pauses(Screen(), task, found)
@@ -291,7 +291,7 @@ def answer(task: str, pause: str, answer: str) -> None:
     The answer is JSON: true, 42, '"text"', '{"approved": true}'.
     """
     value = _json(answer, "the answer")
-    with _opened() as cp:
+    with opened() as cp:
         cp.status(task)
         which: int | str = pause
         if pause.isascii() and pause.isdecimal() and len(pause) < 10:
@@ -301,7 +301,7 @@ def answer(task: str, pause: str, answer: str) -> None:
         answered = facts.pause(cp.answer(task, which, value))
         after = facts.plan(cp.plan(task))
     follows = views.follows(after)
-    if _as_json():
+    if as_json():
         Screen().json({"task_id": task, "pause": answered, "next": follows, "plan": after})
         return
     screen = Screen()
@@ -326,9 +326,9 @@ def cleanup(task: str, keep_latest: int | None, max_age: str | None, dry_run: bo
             "say what to keep", "the retention that the application uses is not known here", "Give --keep-latest or --max-age."
         )
     oldest = age(max_age) if max_age is not None else None
-    with _opened() as cp:
+    with opened() as cp:
         report = facts.cleanup(cp.cleanup(task, keep_latest=keep_latest, max_age=oldest, dry_run=dry_run))
-    if _as_json():
+    if as_json():
         Screen().json(report)
     else:
         views.cleanup(Screen(), report)
@@ -342,10 +342,10 @@ def check() -> int:
     Makes a real write and reads it back, and looks at the place that the store lies in. Exit code 1 if there is an error;
     warnings leave it at 0.
     """
-    with _opened() as cp:
+    with opened() as cp:
         found = [facts.finding(f) for f in cp.check()]
     ok = all(f["level"] != "error" for f in found)
-    if _as_json():
+    if as_json():
         Screen().json({"ok": ok, "findings": found})
     else:
         views.findings(Screen(), found)
@@ -369,13 +369,13 @@ def unpin(checkpoint: str) -> None:
 
 
 def _pin(checkpoint: str, pinned: bool) -> None:
-    with _opened() as cp:
+    with opened() as cp:
         task, seq = split_at(cp, checkpoint)
         cp.status(task)
         if seq is None:
             raise UsageError(f"{name(checkpoint)} names a task and no checkpoint", "", "Write TASK@SEQ.")
         (cp.pin if pinned else cp.unpin)(task, seq)
-    if _as_json():
+    if as_json():
         Screen().json({"task_id": task, "seq": seq, "pinned": pinned})
     else:
         Screen().line(f"{name(task)}@{seq} is {'pinned' if pinned else 'no longer pinned'}")
@@ -387,7 +387,7 @@ def _pin(checkpoint: str, pinned: bool) -> None:
 @common
 def rm(task: str, yes: bool) -> None:
     """Delete a task with all its checkpoints, calls and pauses."""
-    with _opened() as cp:
+    with opened() as cp:
         info = cp.status(task)
         if not yes:
             click.confirm(
@@ -396,7 +396,7 @@ def rm(task: str, yes: bool) -> None:
                 err=True,
             )
         cp.delete_task(task)
-    if _as_json():
+    if as_json():
         Screen().json({"task_id": task, "deleted": True})
     else:
         Screen().line(f"{name(task)} is deleted")

@@ -44,7 +44,7 @@ def run(argv: Sequence[str] | None) -> int:
 
     import click
 
-    from safepoint.cli.app import cli
+    from safepoint.cli.everything import cli
 
     meta: dict[str, Any] = {}
     if "_SAFEPOINT_COMPLETE" in os.environ:  # a shell asks for completions

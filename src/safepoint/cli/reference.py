@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from safepoint.cli.app import cli
 from safepoint.cli.ending import EXIT_CODES
+from safepoint.cli.everything import cli
 
 __all__ = ["BEGIN", "reference", "renewed"]
 

@@ -8,7 +8,7 @@ built-in ones do it, and why, is in docs/stores.md.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Literal
 
@@ -22,7 +22,10 @@ from safepoint.rows import (
     Committed,
     Grant,
     Guard,
+    Image,
     LeaseRow,
+    Lost,
+    Part,
     PauseRow,
     Pruned,
     TaskPatch,
@@ -42,7 +45,10 @@ class Store(ABC):
     persistent: ClassVar[bool] = False
     """What is stored outlives the process."""
     chunked: ClassVar[bool] = True
-    """Objects are kept once per task, so that cost follows change."""
+    """Objects are kept once per task, so that cost follows change. Else every row holds all of its content in its root, and
+    has no refs: see ``codec.chunks.pack(flat=True)``."""
+    keep_latest: ClassVar[int] = 100
+    """What retention keeps here if nobody says otherwise."""
     transactional_tools: ClassVar[bool] = False
     """A tool's effect and its record can be one transaction (``transact``)."""
     ttl: ClassVar[bool] = False
@@ -189,6 +195,36 @@ class Store(ABC):
     @abstractmethod
     def delete_task(self, task: str) -> bool:
         """Remove all rows of a task; False if there is none. LeaseHeld while a live run holds it."""
+
+    # -- a task as a whole: for verify, repair, copies and exports
+
+    def walk(self, task: str) -> Iterator[Part]:
+        """Everything of a task, each row and object once, also what nothing reaches, in bounded memory.
+
+        Numbers and the task's row come first, then branches, checkpoints (whole rows, of all spaces) by seq, calls and pauses
+        by number, and objects by name. What is there and cannot be read is a ``Lost``, and the walk goes on after it: it raises
+        for nothing but Unavailable. Nothing is checked against seals and names. Not one snapshot: rows may come and go
+        between its parts, but each row is whole. An unknown task gives nothing, or the ``Lost`` that is left of it.
+        """
+        raise NotImplementedError
+
+    def write_task(self, image: Image) -> bool:
+        """Write a whole task, all or nothing, with the numbers and ids that its rows have; the rows are sealed anew.
+
+        The task's lease is not written: the copy was never held, and its fences begin as a new task's. False if the task is
+        there already with the very same checkpoints, calls, pauses and branches.
+
+        Raises:
+            Conflict: a task of that name is there and is another one.
+        """
+        raise NotImplementedError
+
+    def accept(self, task: str) -> None:  # noqa: B027
+        """Take a task as it stands, where the store refuses it as older than what it acknowledged."""
+
+    def strays(self) -> list[Lost]:
+        """What lies in the store and belongs to no task, or is no part of a store at all."""
+        return []
 
     # -- the store itself
 

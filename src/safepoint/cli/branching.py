@@ -1,0 +1,1 @@
+"""Commands that go back and apart: fork, rewind, branches. Each registers itself with the group of ``app``."""
