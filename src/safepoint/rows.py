@@ -372,6 +372,7 @@ Part = TaskRow | Numbers | BranchRow | CheckpointRow | CallRow | PauseRow | Obj 
 class Image(_Row, frozen=True, kw_only=True):
     """A whole task, as ``Store.write_task`` takes it. Rows keep their numbers and ids."""
 
+    SHOWN: ClassVar[tuple[str, ...]] = ("row", "numbers")
     row: TaskRow
     numbers: Numbers
     branches: tuple[BranchRow, ...]

@@ -18,14 +18,18 @@ from safepoint.rows import (
     Grant,
     Guard,
     Head,
+    Image,
+    Numbers,
     PauseRow,
     PauseWrite,
+    TaskRow,
     replace,
 )
 from safepoint.stores.sqlite import _Look
 
 CANARY = "k4nari-no-log-may-show-this"
 NAMES = {"task", "id", "branch", "space", "kind", "tool", "effect", "status", "state", "stamp", "previous"}
+NAMES |= {"what", "where", "why"}  # of Lost: places in a store and the store's own words
 """Fields of text that may be printed: names of things, words of the library's own, and nothing that an agent said."""
 
 CLASSES: list[Any] = [
@@ -52,7 +56,9 @@ def filled(cls, text):
             given[f.name] = Head(7, "id")
         elif f.required:
             given[f.name] = {
-                "row": lambda: filled(CallRow if cls is CallWrite else PauseRow, text),
+                "row": lambda: filled({CallWrite: CallRow, Image: TaskRow}.get(cls, PauseRow), text),
+                "numbers": Numbers,
+                **dict.fromkeys(("branches", "checkpoints"), tuple),
                 "seqs": tuple,
                 "existed": bool,
             }[f.name]()
