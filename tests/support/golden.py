@@ -158,11 +158,12 @@ def dump(path: Any) -> str:
     try:
         lines = [f"PRAGMA {name}={conn.pragma(name)};" for name in ("page_size", "application_id", "user_version")]
         made = conn.execute("SELECT type, name, sql FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY rowid").fetchall()
-        mine = [(kind, name, sql) for kind, name, sql in made if not str(name).startswith("sqlite_")]
-        lines += [f"{sql};" for _, _, sql in mine]
+        mine = [(kind, sql) for kind, name, sql in made if not str(name).startswith("sqlite_")]
+        lines += [f"{sql};" for kind, sql in mine if kind != "trigger"]
         for name in [name for kind, name, _ in made if kind == "table"]:
             for values in conn.execute(f'SELECT * FROM "{name}" ORDER BY 1'):
                 lines.append(f"INSERT INTO {name} VALUES ({', '.join(map(apsw.format_sql_value, values))});")
+        lines += [f"{sql};" for kind, sql in mine if kind == "trigger"]  # last: they count what is inserted
     finally:
         conn.close()
     return "\n".join(lines) + "\n"

@@ -14,40 +14,47 @@ from safepoint.codec import states
 from safepoint.codec.states import Control
 from safepoint.rows import replace
 from safepoint.rules import journal
+from safepoint.stores import sqlite_schema
 from tests.support import golden, samples
 from tests.support.paths import ROOT
 
-STORE = ROOT / "tests" / "golden" / "store-1.sql"
-FACTS = ROOT / "tests" / "golden" / "store-1.json"
-BYTES = ROOT / "tests" / "golden" / "format-1.json"
+GOLDEN = ROOT / "tests" / "golden"
+BYTES = GOLDEN / "format-1.json"
+SCHEMAS = range(1, sqlite_schema.SCHEMA + 1)
 
 
 def written(path, make) -> str:
+    # Of a store: only one of today's schema can be made, so that of an earlier one must be there.
     if not path.exists() and os.environ.get("SAFEPOINT_WRITE_GOLDEN"):
         with open(path, "x", encoding="utf-8") as file:
             file.write(make())
     return str(path.read_text(encoding="utf-8"))
 
 
+@pytest.fixture(params=SCHEMAS)
+def schema(request):
+    return request.param
+
+
 @pytest.fixture
-def cp(tmp_path):
+def cp(tmp_path, schema):
     """Today's code on a copy of the store that was written then."""
 
     def make() -> str:
         golden.write(tmp_path / "new.db")
         with golden.opened(tmp_path / "new.db") as cp:
             text = json.dumps(golden.facts(cp), indent=1) + "\n"
-        written(FACTS, lambda: text)
+        written(GOLDEN / f"store-{schema}.json", lambda: text)
         return golden.dump(tmp_path / "new.db")
 
-    golden.load(written(STORE, make), tmp_path / "agent.db")
+    golden.load(written(GOLDEN / f"store-{schema}.sql", make), tmp_path / "agent.db")
     golden.sent.clear()
     with golden.opened(tmp_path / "agent.db") as cp:
         yield cp
 
 
-def test_digests_and_seals_are_as_they_were(cp):
-    assert json.loads(json.dumps(golden.facts(cp))) == json.loads(FACTS.read_text())
+def test_digests_and_seals_are_as_they_were(cp, schema):
+    assert json.loads(json.dumps(golden.facts(cp))) == json.loads((GOLDEN / f"store-{schema}.json").read_text())
     for row in cp.store.tasks():
         for kept in (*cp.store.calls(row.task)[0], *cp.store.pauses(row.task)):
             kept.check(row.task, "row")

@@ -16,7 +16,7 @@ from safepoint import _probe
 from safepoint.errors import Conflict, Damaged, LeaseLost, NewerFormat, NotFound, StoreFull, Unavailable, UsageError
 from safepoint.model import new_id
 from safepoint.rows import CallWrite, Commit, Guard, TaskPatch, replace
-from safepoint.stores import sqlite, sqlite_check, sqlite_db
+from safepoint.stores import sqlite, sqlite_check, sqlite_db, sqlite_schema
 from safepoint.stores.sqlite import SQLiteStore
 from safepoint.testing.build import Writer, call_row, obj, tree
 
@@ -72,7 +72,8 @@ def test_the_settings_that_durability_rests_on(path):
         )}  # fmt: skip
     assert values == {
         "journal_mode": "wal", "page_size": 8192, "wal_autocheckpoint": 1000, "synchronous": 2, "trusted_schema": 0,
-        "cell_size_check": 1, "foreign_keys": 0, "user_version": 1, "application_id": sqlite_db.APPLICATION_ID,
+        "cell_size_check": 1, "foreign_keys": 0, "user_version": sqlite_schema.SCHEMA,
+        "application_id": sqlite_schema.APPLICATION_ID,
     }  # fmt: skip
     store.close()
 
@@ -92,7 +93,8 @@ def test_a_commit_is_flushed_as_it_asks(path, durability, sync, level):
 
 
 def test_the_schema_is_shipped_and_all_tables_carry_the_prefix(store):
-    assert "CREATE TABLE sp_tasks" in (resources.files("safepoint.stores") / "sql" / "sqlite_1.sql").read_text()
+    for number in range(1, sqlite_schema.SCHEMA + 1):
+        assert "CREATE TABLE sp_" in (resources.files("safepoint.stores") / "sql" / f"sqlite_{number}.sql").read_text()
     names = {
         name for (name,) in rows(store, "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
     }
@@ -109,6 +111,7 @@ def test_the_schema_is_shipped_and_all_tables_carry_the_prefix(store):
         "pauses",
         "leases",
         "outbox",
+        "quarantine",
     ]
     assert names == {f"sp_{name}" for name in wanted}
 
@@ -153,12 +156,13 @@ def test_a_file_with_tables_of_others_is_shared(path):
 def test_a_newer_file_is_refused_and_left_alone(path):
     SQLiteStore(path).close()
     conn = apsw.Connection(str(path))
-    conn.execute("PRAGMA user_version = 2")
-    with pytest.raises(NewerFormat, match="format 2"):
+    now = sqlite_schema.SCHEMA
+    conn.execute(f"PRAGMA user_version = {now + 1}")
+    with pytest.raises(NewerFormat, match=f"format {now + 1}"):
         SQLiteStore(path)
-    conn.execute("PRAGMA user_version = 1; UPDATE sp_meta SET value = 3 WHERE key = 'schema'")
+    conn.execute(f"PRAGMA user_version = {now}; UPDATE sp_meta SET value = {now + 2} WHERE key = 'schema'")
     conn.close()
-    with pytest.raises(NewerFormat, match="format 3"):
+    with pytest.raises(NewerFormat, match=f"format {now + 2}"):
         SQLiteStore(path)
 
 

@@ -27,6 +27,7 @@ from safepoint.stores.sqlite_guard import tool_may
 from safepoint.stores.sqlite_leases import Leases, now, patch_task
 from safepoint.stores.sqlite_read import Reads
 from safepoint.stores.sqlite_rows import CALL, CHECKPOINT, PAUSE, PUT_CALL, PUT_CHECKPOINT, PUT_PAUSE, key, sealed, values
+from safepoint.stores.sqlite_schema import branch_sum
 
 __all__ = ["SQLiteStore"]
 
@@ -216,7 +217,7 @@ class SQLiteStore(Leases, Reads, Store):
             return look
         if commit.checkpoint is None or commit.guard is not None:
             raise refusals.no_task(commit.task)
-        conn.rows(self._sql["new_task"], (commit.task, now()))
+        conn.rows(self._sql["new_task"], (commit.task, now(), branch_sum(commit.task, "main")))
         return self._look(conn, commit)
 
     def _find(self, conn: Connection, task: str) -> _Look | None:
@@ -309,8 +310,8 @@ class SQLiteStore(Leases, Reads, Store):
         _probe.at("commit.row")
         more = new is not None
         counters = (seq + more, next_call, next_pause, next_line, position)
-        put(self._sql["set_task"], (n, *counters, current, int(more), commit.id, now()))
-        patch_task(conn, n, commit.patch)
+        put(self._sql["set_task"], (n, *counters, current, int(more), commit.id, now(), branch_sum(task, current)))
+        patch_task(conn, n, task, commit.patch)
         if stage is not None:
             put(self._sql["end_stage"], (stage.k,))
         return Committed(seq if more else None, head, False, tuple(calls.values()), tuple(pauses.values()), size)

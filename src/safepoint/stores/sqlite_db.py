@@ -21,12 +21,10 @@ from typing import Any
 
 import apsw
 
-from safepoint.errors import Damaged, NewerFormat, SafepointError, StoreFull, Unavailable, UsageError
+from safepoint.errors import Damaged, SafepointError, StoreFull, Unavailable, UsageError
+from safepoint.stores.sqlite_schema import prepare
 
 __all__ = ["CommitFailed", "Database", "sql", "translate"]
-
-APPLICATION_ID = 0x53504E54  # "SPNT"
-SCHEMA = 1
 
 
 @cache
@@ -248,7 +246,7 @@ class Database:
                         f"{self.path} cannot use a write-ahead log", "", "Put it on a local disk.", path=self.path
                     )
                 conn.execute("PRAGMA wal_autocheckpoint=1000")
-                self._prepare(conn)
+                prepare(conn, self.path)
             except (apsw.BusyError, apsw.LockedError) as error:
                 # The switch to WAL does not ask the busy handler when two do it at once.
                 _shut(conn)
@@ -286,43 +284,6 @@ class Database:
             "Put it back, or open the store anew.",
             path=self.path,
         )
-
-    def _prepare(self, conn: Connection) -> None:
-        if self._version(conn) == SCHEMA:
-            return
-        conn.execute("BEGIN IMMEDIATE")
-        try:
-            if self._version(conn) == 0:
-                # A file with tables of others keeps the numbers that they gave it.
-                fresh = conn.rows("SELECT count(*) FROM sqlite_schema")[0][0] == 0
-                conn.execute((resources.files("safepoint.stores") / "sql" / "sqlite_1.sql").read_text(encoding="utf-8"))
-                conn.execute("INSERT INTO sp_meta VALUES ('schema', ?), ('nonce', 0), ('fence', 0)", (SCHEMA,))
-                if fresh:
-                    conn.execute(f"PRAGMA application_id={APPLICATION_ID}")
-                if conn.rows("PRAGMA user_version") == [(0,)]:
-                    conn.execute(f"PRAGMA user_version={SCHEMA}")
-            conn.execute("COMMIT")
-        except BaseException:
-            if conn.in_transaction:
-                conn.execute("ROLLBACK")
-            raise
-
-    def _version(self, conn: Connection) -> int:
-        ours = conn.rows("PRAGMA application_id") == [(APPLICATION_ID,)]
-        version = int(conn.rows("PRAGMA user_version")[0][0]) if ours else 0
-        if conn.rows("SELECT 1 FROM sqlite_schema WHERE name='sp_meta'"):
-            stored = conn.rows("SELECT value FROM sp_meta WHERE key='schema'")
-            if not stored or not isinstance(stored[0][0], int):
-                raise Damaged(f"{self.path} does not say which version it has", "", "Restore it from a backup.", path=self.path)
-            version = max(version, stored[0][0])
-        if version > SCHEMA:
-            raise NewerFormat(
-                f"{self.path} has store format {version}",
-                f"this safepoint knows formats up to {SCHEMA}",
-                "Install a newer safepoint; the file was left as it is.",
-                path=self.path,
-            )
-        return version
 
     def lock_reader(self, owner: object) -> Connection:
         """Take the reading connection for ``owner``."""

@@ -19,6 +19,7 @@ from safepoint.stores import holder as people
 from safepoint.stores import refusals
 from safepoint.stores.oslock import Claim, LockFile
 from safepoint.stores.sqlite_db import CommitFailed, Connection, Database, sql
+from safepoint.stores.sqlite_schema import branch_sum
 
 __all__ = ["Leases", "now", "patch_task"]
 
@@ -92,7 +93,7 @@ class Leases:
     def _take(self, conn: Connection, task: str, holder: bytes, claim: Claim, steal: bool) -> Grant:
         found = conn.rows(self._sql["lease"], (task,))
         if not found:
-            n = conn.rows(self._sql["new_task"], (task, now()))[0][0]
+            n = conn.rows(self._sql["new_task"], (task, now(), branch_sum(task, "main")))[0][0]
             found = [(n, *[None] * 8)]
         n, fence, _token, lease_id, locks, state, old, since, presumed = found[0]
         held = self._locks.is_held(lease_id, locks) if state == "held" else False
@@ -129,7 +130,7 @@ class Leases:
                 if found and tuple(found[0][1:3]) == grant.guard and found[0][5] == "held":
                     n = found[0][0]
                     conn.execute(self._sql["give_back"], (n, *grant.guard))
-                    patch_task(conn, n, patch)
+                    patch_task(conn, n, task, patch)
                     conn.execute(self._sql["touch"], (now(), n))
         except CommitFailed as failed:
             raise Unavailable(
@@ -152,12 +153,13 @@ class Leases:
                 pass  # the kernel refuses no unlocking of a range that is ours; if it did, only our end would free it
 
 
-def patch_task(conn: Connection, n: int, patch: TaskPatch | None) -> None:
+def patch_task(conn: Connection, n: int, task: str, patch: TaskPatch | None) -> None:
     if patch is None:
         return
     fields = (patch.status, patch.agent, patch.reason, patch.raised, patch.parent, patch.branch)
     if fields.count(None) < len(fields):
-        conn.execute(sql("sqlite_commit")["patch_task"], (n, *fields))
+        total = None if patch.branch is None else branch_sum(task, patch.branch)
+        conn.execute(sql("sqlite_commit")["patch_task"], (n, *fields, total))
     if patch.input is not None:
         conn.execute(sql("sqlite_commit")["set_input"], (n, patch.input))
 

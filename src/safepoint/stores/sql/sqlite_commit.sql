@@ -20,23 +20,24 @@ SELECT id FROM sp_checkpoints WHERE k = ?
 SELECT 1 FROM sp_branches WHERE task = ? AND space = '' LIMIT 1
 
 -- name: new_task
-INSERT INTO sp_tasks (n, task, status, branch, created_at, updated_at)
+INSERT INTO sp_tasks (n, task, status, branch, created_at, updated_at, branch_sum)
 VALUES (
     coalesce(
         (SELECT n FROM sp_stages WHERE task = ?1 AND n NOT IN (SELECT n FROM sp_tasks) LIMIT 1),
         1 + max((SELECT coalesce(max(n), 0) FROM sp_tasks), (SELECT coalesce(max(n), 0) FROM sp_stages))
     ),
-    ?1, 'idle', 'main', ?2, ?2)
+    ?1, 'idle', 'main', ?2, ?2, ?3)
 RETURNING n
 
 -- name: set_task
 UPDATE sp_tasks SET next_seq = ?2, next_call = ?3, next_pause = ?4, next_line = ?5, position = ?6, branch = ?7,
-    checkpoints = checkpoints + ?8, last_commit = ?9, updated_at = ?10
+    checkpoints = checkpoints + ?8, last_commit = ?9, updated_at = ?10, branch_sum = ?11
 WHERE n = ?1
 
 -- name: patch_task
 UPDATE sp_tasks SET status = coalesce(?2, status), agent = coalesce(?3, agent), reason = coalesce(?4, reason),
-    raised = coalesce(?5, raised), parent = coalesce(?6, parent), branch = coalesce(?7, branch)
+    raised = coalesce(?5, raised), parent = coalesce(?6, parent), branch = coalesce(?7, branch),
+    branch_sum = iif(?7 IS NULL, branch_sum, ?8)
 WHERE n = ?1
 
 -- name: set_input

@@ -1,0 +1,112 @@
+"""Which schema a SQLite file has, and the steps from each to the next.
+
+A new file takes all steps from the first, one that an older safepoint wrote those that it lacks; either way in one transaction,
+so that a process killed in it leaves the file as it was, and of two that come at once the second finds nothing to do.
+"""
+
+from __future__ import annotations
+
+import zlib
+from importlib import resources
+from typing import TYPE_CHECKING
+
+import apsw
+
+from safepoint import _probe
+from safepoint.errors import Damaged, NewerFormat
+
+if TYPE_CHECKING:
+    from safepoint.stores.sqlite_db import Connection
+
+__all__ = ["APPLICATION_ID", "SCHEMA", "branch_sum", "prepare"]
+
+APPLICATION_ID = 0x53504E54  # "SPNT"
+SCHEMA = 2
+
+
+def branch_sum(task: str, branch: str) -> int:
+    """What sp_tasks keeps beside the name of the current branch."""
+    return zlib.crc32(f"{task}\0{branch}".encode())
+
+
+def prepare(conn: Connection, path: str) -> None:
+    """Bring the file to this schema."""
+    if _version(conn, path) == SCHEMA:
+        return
+    conn.execute("BEGIN IMMEDIATE")
+    try:
+        version = _version(conn, path)
+        if version == 0:
+            # A file with tables of others keeps the numbers that they gave it.
+            if conn.rows("SELECT count(*) FROM sqlite_schema")[0][0] == 0:
+                conn.execute(f"PRAGMA application_id={APPLICATION_ID}")
+            elif conn.rows("PRAGMA user_version") == [(0,)]:
+                conn.execute(f"PRAGMA user_version={SCHEMA}")
+            _step(conn, 1)
+            conn.execute("INSERT INTO sp_meta VALUES ('schema', 0), ('nonce', 0), ('fence', 0)")
+        if version < 2:
+            _step(conn, 2)
+            _count(conn)
+        if version < SCHEMA:
+            conn.execute("UPDATE sp_meta SET value = ? WHERE key = 'schema'", (SCHEMA,))
+            if _is_ours(conn):
+                conn.execute(f"PRAGMA user_version={SCHEMA}")
+        _probe.at("migrate.before")
+        conn.execute("COMMIT")
+        _probe.at("migrate.after")
+    except BaseException:
+        if conn.in_transaction:
+            conn.execute("ROLLBACK")
+        raise
+
+
+def _step(conn: Connection, number: int) -> None:
+    conn.execute((resources.files("safepoint.stores") / "sql" / f"sqlite_{number}.sql").read_text(encoding="utf-8"))
+    _probe.at("migrate.step")
+
+
+_COUNTED = (
+    ("UPDATE sp_meta SET value = {} WHERE key = 'tasks'", "(SELECT count(*) FROM sp_tasks)"),
+    ("UPDATE sp_tasks SET calls = {}", "(SELECT count(*) FROM sp_calls WHERE k BETWEEN n << 32 AND n << 32 | 4294967295)"),
+    ("UPDATE sp_tasks SET pauses = {}", "(SELECT count(*) FROM sp_pauses WHERE k BETWEEN n << 32 AND n << 32 | 4294967295)"),
+)
+
+
+def _count(conn: Connection) -> None:
+    # One damaged page must not keep all the others from being opened: what cannot be counted stays unknown.
+    for update, count in _COUNTED:
+        try:
+            with conn:
+                conn.execute(update.format(count))
+        except apsw.CorruptError:
+            with conn:
+                conn.execute(update.format("NULL"))
+    try:
+        with conn:
+            sums = [(branch_sum(task, branch), n) for n, task, branch in conn.rows("SELECT n, task, branch FROM sp_tasks")]
+            conn.executemany("UPDATE sp_tasks SET branch_sum = ? WHERE n = ?", sums)
+    except apsw.CorruptError:
+        pass
+
+
+def _is_ours(conn: Connection) -> bool:
+    return conn.rows("PRAGMA application_id") == [(APPLICATION_ID,)]
+
+
+def _version(conn: Connection, path: str) -> int:
+    version = int(conn.rows("PRAGMA user_version")[0][0]) if _is_ours(conn) else 0
+    if conn.rows("SELECT 1 FROM sqlite_schema WHERE name='sp_meta'"):
+        stored = conn.rows("SELECT value FROM sp_meta WHERE key='schema'")
+        if not stored or not isinstance(stored[0][0], int) or stored[0][0] < 1:
+            raise Damaged(f"{path} does not say which version it has", "", "Restore it from a backup.", path=path)
+        version = max(version, stored[0][0])
+    elif 0 < version <= SCHEMA:
+        raise Damaged(f"{path} has lost its tables", "it says that it is a store", "Restore it from a backup.", path=path)
+    if version > SCHEMA:
+        raise NewerFormat(
+            f"{path} has store format {version}",
+            f"this safepoint knows formats up to {SCHEMA}",
+            "Install a newer safepoint; the file was left as it is.",
+            path=path,
+        )
+    return version
