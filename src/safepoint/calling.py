@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from safepoint._probe import at
-from safepoint.codec import states, values
+from safepoint.codec import chunks, states, values
 from safepoint.codec.chunks import Packed
 from safepoint.errors import (
     CallFailed,
@@ -76,18 +76,29 @@ class Flow(FlowBase):
         if call_id is not None:
             check_id(call_id, "call_id")
         packed = states.pack_call(
-            arguments, self.cp.registry, self.base.packed if self.base else None, self.warm, f"arguments of {tool.name}"
+            arguments,
+            self.cp.registry,
+            self.base.packed if self.base else None,
+            self.warm,
+            f"arguments of {tool.name}",
+            flat=not self.cp.store.chunked,
         )
         self.warm = (packed,)
         limit = _CANONICAL_LIMIT_READ if tool.effect == "read" else _CANONICAL_LIMIT
         plain = None
         if packed.size <= limit:
-            plain = journal.canonical(values.decode_plain(values.encode(arguments, self.cp.registry)))
+            data = values.encode(arguments, self.cp.registry, depth=chunks.DEPTH)
+            plain = journal.canonical(values.decode_plain(data, depth=chunks.DEPTH))
+        elif self.cp.store.chunked:
+            plain = packed.digest
+        else:
+            # As every other store names it: the task may have come from one, or go to one.
+            plain = chunks.pack(arguments, self.cp.registry).digest
         operation = tool.operation(arguments)
         request = Request(
             tool=tool.name,
             effect=tool.effect,
-            ident=journal.ident_of(tool.name, plain if plain is not None else packed.digest),
+            ident=journal.ident_of(tool.name, plain),
             call_id=call_id,
             scope=self.journal.scope,
             op_key=None if operation is None else self._op_key(tool, operation),
@@ -436,7 +447,7 @@ class Flow(FlowBase):
     def _result(self, asked: _Asked, row: CallRow, value: Any) -> tuple[CallRow, Sequence[Any]]:
         after = replace(row, status="succeeded", finished_at=to_us(now()), error=None, reason="")
         try:
-            packed = states.pack_values({"result": value}, self.cp.registry, None, "")
+            packed = states.pack_values({"result": value}, self.cp.registry, None, "", flat=not self.cp.store.chunked)
         except RefusedType as error:
             return replace(after, error=error_record(error)), ()
         if asked.tool.policy.model:

@@ -234,7 +234,9 @@ class Checkpointer(JournalVerbs, KeepingVerbs, BranchVerbs, MovingVerbs, Compari
                 field="agent_state",
             )
         metadata = states.encode_metadata(state.metadata, self.registry)
-        packed = states.pack_state(state, control, self.registry, base.packed if base else None, recovery)
+        packed = states.pack_state(
+            state, control, self.registry, base.packed if base else None, recovery, flat=not self.store.chunked
+        )
         row = CheckpointRow(
             id=new_id() if id is None else check_id(id, "id"),
             branch=state.branch,

@@ -292,7 +292,7 @@ class FlowBase:
         objects: Sequence[Any] = ()
         if s.status == "succeeded":
             try:
-                packed = states.pack_values({"result": s.result}, self.cp.registry, None, "")
+                packed = states.pack_values({"result": s.result}, self.cp.registry, None, "", flat=not self.cp.store.chunked)
                 after, objects = replace(after, result=packed.data, result_refs=packed.refs, error=None), packed.new
             except RefusedType as error:
                 after = replace(after, error=error_record(error))

@@ -101,7 +101,7 @@ class JournalVerbs:
             )
         packed = None
         if isinstance(verdict, Done):
-            packed = states.pack_values({"result": verdict.result}, self.registry, None, "")
+            packed = states.pack_values({"result": verdict.result}, self.registry, None, "", flat=not self.store.chunked)
             row = replace(row, status="succeeded", result=packed.data, result_refs=packed.refs, not_done=False, error=None)
         else:
             row = replace(row, status="failed", not_done=True)

@@ -32,7 +32,7 @@ from safepoint.codec.nodes import (
     under,
 )
 from safepoint.codec.registry import Registry
-from safepoint.codec.values import decode, decode_plain
+from safepoint.codec.values import MAX_DEPTH, decode, decode_plain
 from safepoint.errors import Damaged, SafepointError
 from safepoint.model import Obj
 
@@ -40,6 +40,10 @@ _MAP: Final = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 _LEAF: Final = msgspec.msgpack.Decoder(tuple[int, list[msgspec.Raw]])
 _INDEX: Final = msgspec.msgpack.Decoder(tuple[int, int, int])
 _ROOT: Final = msgspec.msgpack.Decoder(tuple[int, int, list[int], list[msgspec.Raw]])
+
+
+# An opened dict and a list in it may stand around a value that is as deep as may be, all in one piece.
+_DEPTH: Final = MAX_DEPTH + 2
 
 
 class _Cursor:
@@ -104,8 +108,8 @@ class Reader:
 
     def decode(self, data: bytes, path: str, refs: Callable[[int], Any] | None = None) -> Any:
         if self.registry is None:
-            return decode_plain(data, path=path, refs=refs)
-        return decode(data, self.registry, path=path, refs=refs)
+            return decode_plain(data, path=path, refs=refs, depth=_DEPTH)
+        return decode(data, self.registry, path=path, refs=refs, depth=_DEPTH)
 
     def object(self, name: bytes, path: str, level: int) -> tuple[Any, Node]:
         if level > DEPTH_MAX:

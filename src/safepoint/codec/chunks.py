@@ -14,6 +14,11 @@ Layout, by the size of a value's encoding (the constants are in ``nodes``):
 - With ``opened=False`` no dict is opened at the top. Journal entries are packed so: a model's reply is then the same object as the
   message that it becomes in the state.
 
+*Depth.* 200 containers may nest in a value: in each value of the mapping, and where that is a list, or a dict that is opened, in each
+item or value of it, and in each item of a list that is a value of an opened dict. Size and base have no say in it.
+
+``flat=True`` makes no objects: every value is inline, for stores that keep each state whole.
+
 What a ``Packed`` keeps beyond root and digest (see ``nodes`` on fingerprints) makes the next pack cheap: about the size of the
 state once more in marshal's bytes, of which all but the changed pages are shared with the packs before and after.
 
@@ -49,11 +54,14 @@ from safepoint.codec.nodes import (
     write_map,
 )
 from safepoint.codec.registry import Registry
-from safepoint.codec.values import encode
+from safepoint.codec.values import MAX_DEPTH
 from safepoint.errors import RefusedType
 from safepoint.model import Obj
 
-__all__ = ["Packed", "name_of", "pack", "root_digest", "unpack", "unpack_plain", "verify_obj"]
+__all__ = ["DEPTH", "Packed", "name_of", "pack", "root_digest", "unpack", "unpack_plain", "verify_obj"]
+
+DEPTH: Final = MAX_DEPTH + 3
+"""The containers that may nest in a whole mapping: itself, an opened dict, a list in that, and what a value may have."""
 
 _SMALL: Final = frozenset((float, bool, type(None)))  # never more than nine bytes
 _FAR: Final = 4096  # A new object above this is looked up in all of the base's values: it may have stood at another place.
@@ -107,6 +115,7 @@ def pack(
     warm: tuple[Packed, ...] = (),
     path: str = "",
     opened: bool = True,
+    flat: bool = False,
 ) -> Packed:
     """Pack a mapping.
 
@@ -118,10 +127,14 @@ def pack(
         path: Where the value stands, for errors.
         opened: Whether dicts at the top are opened (a state), or kept whole up to 16 KiB (arguments and results, so that a
             reply is stored as the same object as the message it becomes).
+        flat: Whether everything is to be inline in the root; ``base`` and ``warm`` are then of no use. The same values are taken
+            and refused as without it.
 
     Raises:
         RefusedType: some value cannot be stored; names its path and type.
     """
+    if flat:
+        return _Flat(registry, None, (), opened).pack(value, path)
     return _Writer(registry, base, warm, opened).pack(value, path)
 
 
@@ -184,7 +197,7 @@ class _Writer(Lists):
         if t in _SMALL:
             if base is not None and type(base) is not bytes:
                 self.replaced.append(base)
-            return encode(v, self.registry, path=path)
+            return self.encode(v, path)
         node = self._place(v, t, base, level, path)
         if base is not None and node is not base and type(base) is not bytes and type(node) is not type(base):
             self.replaced.append(base)
@@ -197,7 +210,7 @@ class _Writer(Lists):
             if tree is not None:
                 return tree
             if level <= 1:
-                return encode(v, self.registry, path=path)
+                return self.encode(v, path, more=1)
         elif t is dict and (level == 0 or type(base) is Split):
             split = self._dict(v, base if type(base) is Split else None, level, path)
             if split is not None:
@@ -212,7 +225,7 @@ class _Writer(Lists):
             self.replaced.append(base)
         elif t is not str:
             mark = dump(v)
-        code = encode(v, self.registry, path=path)
+        code = self.encode(v, path)
         size = len(code)
         if size <= VALUE_MIN:
             return code
@@ -244,7 +257,9 @@ class _Writer(Lists):
             base = None
         before = {} if base is None else base.kids
         mark = len(self.new)
+        self.room -= not at_top
         kids = {k: self.place(x, before.get(k), level + 1, under(path, k)) for k, x in v.items()}
+        self.room += not at_top
         size = map_size(kids)
         if not at_top and size <= BIG:
             while len(self.new) > mark:
@@ -272,6 +287,15 @@ class _Writer(Lists):
             known = set(_value_names(self.base, 1))
             left = tuple([obj for obj in left if obj.name not in known])
         return left
+
+
+class _Flat(_Writer):
+    def place(self, v: Any, base: Node | None, level: int, path: str) -> Node:
+        if level == 0 and type(v) is dict and _text_keys(v):
+            # One by one, as the chunked form does: only then are both as deep as each other.
+            parts: dict[str, Node] = {k: self.place(x, None, 1, under(path, k)) for k, x in v.items()}
+            return write_map(parts, [])
+        return self.encode(v, path, more=int(type(v) is list))
 
 
 def _text_keys(value: Mapping[Any, Any]) -> bool:

@@ -44,7 +44,7 @@ from safepoint.codec.nodes import (
     tail_names,
 )
 from safepoint.codec.registry import Registry
-from safepoint.codec.values import encode
+from safepoint.codec.values import MAX_DEPTH, encode
 from safepoint.errors import RefusedType
 from safepoint.model import Obj
 
@@ -61,6 +61,11 @@ class Lists:
         self.taken: dict[int, tuple[Tree, int, set[int]]] = {}
         self._pool: tuple[list[Tree], list[Tree]] | None = None
         self._sources = owned, warm
+        self.room = MAX_DEPTH
+        """How many containers may nest in a value where the pack is now; see ``chunks`` on depth."""
+
+    def encode(self, value: Any, path: str, *, more: int = 0) -> bytes:
+        return encode(value, self.registry, path=path, depth=self.room + more)
 
     @property
     def pool(self) -> tuple[list[Tree], list[Tree]]:
@@ -84,7 +89,10 @@ class Lists:
         cut = _Cut(self, values[:], path, item_level(level))
         if base is not None and base.level != cut.level:
             base = None
+        inner = int(level > 1)
+        self.room -= inner
         tree = cut.tree(base, floor)
+        self.room += inner
         if tree is None:
             while len(self.new) > mark:
                 self.new.popitem()
@@ -267,7 +275,7 @@ class _Cut:
         # Pages that came from a store have encodings for marks, the others marshal's bytes where that is possible.
         mark = dump(self.xs[pos])
         keys = [hash(mark)] if mark is not None else []
-        code = encode(self.xs[pos], self.out.registry, path=f"{self.path}[{pos}]")
+        code = self.out.encode(self.xs[pos], f"{self.path}[{pos}]")
         keys.append(hash(_VALUE + code if len(code) > ITEM_MIN else code))
         for tree in trees:
             for key in keys:
@@ -292,7 +300,7 @@ class _Cut:
             fresh: list[Obj] = []
             refs = page.obj.refs
             for j, x in enumerate(values):
-                code = encode(x, self.out.registry, path=f"{self.path}[{pos + j}]")
+                code = self.out.encode(x, f"{self.path}[{pos + j}]")
                 if len(code) > ITEM_MIN:
                     k = 16 * len(fresh)
                     fresh.append(Obj(refs[k : k + 16], b"", _VALUE + code))
@@ -315,7 +323,7 @@ class _Cut:
         if page.code is not None:
             mark = dump(values)
             try:
-                if encode(values, self.out.registry) != page.code():
+                if self.out.encode(values, "") != page.code():
                     return None
             except RefusedType:
                 return None  # Item by item it will be refused with its path, or fit: with the list around it, it nests deeper.
@@ -338,7 +346,7 @@ class _Cut:
             return old if mark == old.mark else None
         if old.mark is None:
             return None
-        code = encode(x, self.out.registry, path=f"{self.path}[{i}]")
+        code = self.out.encode(x, f"{self.path}[{i}]")
         if (code if old.name is None else _VALUE + code) != old.mark:
             return None
         if mark is not None and plain(x):
@@ -351,7 +359,7 @@ class _Cut:
         x = self.xs[i]
         path = f"{self.path}[{i}]"
         mark = dump(x)
-        code = encode(x, self.out.registry, path=path)
+        code = self.out.encode(x, path)
         by_marshal = mark is not None and plain(x)
         size = len(code)
         if size <= ITEM_MIN:

@@ -54,9 +54,16 @@ def tree_of(state: State, control: Control, recovery: Mapping[str, Any] | None =
 
 
 def pack_state(
-    state: State, control: Control, registry: Registry, base: Packed | None, recovery: Mapping[str, Any] | None = None
+    state: State,
+    control: Control,
+    registry: Registry,
+    base: Packed | None,
+    recovery: Mapping[str, Any] | None = None,
+    *,
+    flat: bool = False,
 ) -> Packed:
-    return chunks.pack(tree_of(state, control, recovery), registry, base=base)
+    """``flat``, here and below: for a store that is not chunked."""
+    return chunks.pack(tree_of(state, control, recovery), registry, base=base, flat=flat)
 
 
 def encode_metadata(metadata: dict[str, Any], registry: Registry) -> bytes:
@@ -101,7 +108,8 @@ def unpack_state(
     try:
         if row.schema < schema:
             plain = migrated(chunks.unpack_plain(row.root, row.refs, objects), row.schema, schema, migrations, at)
-            tree, packed = cast(dict[str, Any], values.decode(values.encode_tree(plain), registry)), None
+            data = values.encode_tree(plain, depth=chunks.DEPTH)
+            tree, packed = cast(dict[str, Any], values.decode(data, registry, depth=chunks.DEPTH)), None
         else:
             tree, packed = chunks.unpack(row.root, row.refs, objects, registry)
         state = State(
@@ -196,16 +204,22 @@ def encode_metrics(m: Metrics) -> bytes:
 
 
 def pack_call(
-    arguments: Mapping[str, Any], registry: Registry, base: Packed | None, warm: tuple[Packed, ...], path: str
+    arguments: Mapping[str, Any],
+    registry: Registry,
+    base: Packed | None,
+    warm: tuple[Packed, ...],
+    path: str,
+    *,
+    flat: bool = False,
 ) -> Packed:
     """The arguments of a call: what the checkpoint that the call stands on has is not stored again."""
-    return chunks.pack(arguments, registry, base=base, warm=warm, path=path)
+    return chunks.pack(arguments, registry, base=base, warm=warm, path=path, flat=flat)
 
 
-def pack_values(value: Mapping[str, Any], registry: Registry, base: Packed | None, path: str) -> Packed:
+def pack_values(value: Mapping[str, Any], registry: Registry, base: Packed | None, path: str, *, flat: bool = False) -> Packed:
     """Arguments or a result, in the same objects as the state that ``base`` stands for."""
     # Not opened: a model's reply is then the same object as the message that it becomes.
-    return chunks.pack(value, registry, base=base, path=path, opened=False)
+    return chunks.pack(value, registry, base=base, path=path, opened=False, flat=flat)
 
 
 def unpack_values(data: bytes, refs: bytes, objects: Mapping[bytes, Obj], registry: Registry | None) -> dict[str, Any]:

@@ -52,24 +52,24 @@ _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(ext_hook=Ext).decode
 
 
-def encode(value: Any, registry: Registry, *, path: str = "") -> bytes:
+def encode(value: Any, registry: Registry, *, path: str = "", depth: int = MAX_DEPTH) -> bytes:
     """MessagePack for any value of the type table.
 
-    ``path`` is where ``value`` is, for error texts (``agent_state``).
+    ``path`` is where ``value`` is, for error texts (``agent_state``); ``depth`` how many containers may nest in it.
 
     Raises:
         RefusedType: Something in it cannot be stored. ``details`` has ``path`` and ``type``; the content is in no text.
     """
-    return _encoded(prepare(value, registry, path), path)
+    return _encoded(prepare(value, registry, path, depth), path)
 
 
-def prepare(value: Any, registry: Registry, path: str = "") -> Any:
+def prepare(value: Any, registry: Registry, path: str = "", depth: int = MAX_DEPTH) -> Any:
     """The tree that ``msgspec.msgpack.encode`` turns into what ``decode`` reads: ``value`` itself where nothing needs changing.
 
     Nothing in ``value`` is changed, and the result shares its parts: encode it before anything else touches ``value``.
     """
     try:
-        return _walk(value, MAX_DEPTH, registry)
+        return _walk(value, depth, registry)
     except Fault as fault:
         _raise(fault, path, value, "stored")
     except RecursionError:
@@ -83,12 +83,14 @@ def prepare(value: Any, registry: Registry, path: str = "") -> Any:
         ) from error
 
 
-def encode_tree(tree: Any) -> bytes:
+def encode_tree(tree: Any, *, depth: int = MAX_DEPTH) -> bytes:
     """The bytes of a plain tree, as made by ``decode_plain``. Values of the built-in types of the table may be in it as they are."""
-    return encode(tree, _TREES)
+    return encode(tree, _TREES, depth=depth)
 
 
-def decode(data: bytes, registry: Registry, *, path: str = "", refs: Callable[[int], Any] | None = None) -> Any:
+def decode(
+    data: bytes, registry: Registry, *, path: str = "", refs: Callable[[int], Any] | None = None, depth: int = MAX_DEPTH
+) -> Any:
     """The value that ``encode`` was given. ``refs`` supplies what a ``ref(index)`` stands for.
 
     Raises:
@@ -97,12 +99,12 @@ def decode(data: bytes, registry: Registry, *, path: str = "", refs: Callable[[i
         InvalidState: A class has changed since, in a way that needs a migration.
         NewerFormat: They hold a type that this version does not know.
     """
-    return _load(data, registry, path, refs)
+    return _load(data, registry, path, refs, depth)
 
 
-def decode_plain(data: bytes, *, path: str = "", refs: Callable[[int], Any] | None = None) -> Any:
+def decode_plain(data: bytes, *, path: str = "", refs: Callable[[int], Any] | None = None, depth: int = MAX_DEPTH) -> Any:
     """The plain tree of what ``encode`` was given: no class is looked up, ``Tagged`` stands for all that is not plain."""
-    return _load(data, None, path, refs)
+    return _load(data, None, path, refs, depth)
 
 
 def ref(index: int) -> Ext:
@@ -342,12 +344,12 @@ class _Loader:
     refs: Callable[[int], Any] | None
 
 
-def _load(data: bytes, registry: Registry | None, path: str, refs: Callable[[int], Any] | None) -> Any:
+def _load(data: bytes, registry: Registry | None, path: str, refs: Callable[[int], Any] | None, depth: int) -> Any:
     try:
         value = _unpacked(data)
         loader = _Loader(registry, refs)
         if type(value) not in _SCALARS:
-            value = _load_part(value, MAX_DEPTH, loader)
+            value = _load_part(value, depth, loader)
         return value
     except Fault as fault:
         _raise(fault, path, data, "loaded")
