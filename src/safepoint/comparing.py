@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from safepoint.checking import check_number
+from safepoint.codec import chunks, states, to_json
+from safepoint.errors import NotFound, SafepointError, UsageError
+from safepoint.model import Obj, a_type, check_id
+from safepoint.rows import CheckpointRow
+from safepoint.rules.diffing import Diff, compare
 from safepoint.stores.base import Store
 
 
@@ -9,3 +18,57 @@ class ComparingVerbs:
     """Part of ``Checkpointer``."""
 
     store: Store
+
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def _no_task(task_id: str) -> NotFound: ...
+
+    def diff(self, task_id: str, a: int | str, b: int | str | None = None, *, task_b: str | None = None) -> Diff:
+        """What leads from one checkpoint to another, of the same task or of two.
+
+        ``str`` of it is one line (``+2 messages, phase: plan -> act``), ``entries`` has every difference with its path, and
+        ``patch()`` is a JSON Patch. Stored data is compared as it is: no class is needed and no migration run.
+
+        Args:
+            a: A checkpoint's number, or the name of a branch for its head.
+            b: The same of ``task_b`` (``task_id`` if not given); None for the head of its current branch.
+
+        Raises:
+            NotFound: there is no such task, checkpoint or branch. Damaged, NewerFormat: one of them cannot be read.
+        """
+        other = check_id(task_id) if task_b is None else check_id(task_b, "task_b")
+        left, right = self._one_of(task_id, a), self._one_of(other, b)
+        names = [f"{task}@{row.seq}" for task, (row, _) in ((task_id, left), (other, right))]
+        same = left[0].digest == right[0].digest
+        before = _json(task_id, *left)
+        return compare(*names, before, before if same else _json(other, *right))
+
+    def _one_of(self, task: str, which: int | str | None) -> tuple[CheckpointRow, Mapping[bytes, Obj]]:
+        if which is None:
+            found = self.store.read(check_id(task))
+        elif isinstance(which, str):
+            found = self.store.read(check_id(task), branch=check_id(which, "diff: the name of a branch"))
+        elif isinstance(which, int) and not isinstance(which, bool):
+            check_number("diff", "a and b", which)
+            found = self.store.read(check_id(task), seq=which)
+        else:
+            raise UsageError(
+                f"diff was given {a_type(which)} as a checkpoint", "", "Pass its number, or the name of a branch for its head."
+            )
+        if found is not None:
+            return found
+        if self.store.task(task) is None:
+            raise self._no_task(task)
+        what = "no head" if which is None else f"no branch {which!r}" if isinstance(which, str) else f"no checkpoint {which}"
+        raise NotFound(f"task {task!r} has {what}", "", f"See `safepoint log {task}`.", task=task)
+
+
+def _json(task: str, row: CheckpointRow, objects: Mapping[bytes, Obj]) -> object:
+    states.check_row(task, row)
+    try:
+        return to_json(chunks.unpack_plain(row.root, row.refs, objects))
+    except SafepointError as error:
+        error.what = f"{task}@{row.seq}: {error.what}"
+        error.details.update(task=task, seq=row.seq)
+        raise
