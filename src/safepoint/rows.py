@@ -18,7 +18,7 @@ from safepoint.model import Obj
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-def replace(row: S, **changes: Any) -> S:
+def replace(row: S, /, **changes: Any) -> S:
     """A copy of the row with these fields changed."""
     return msgspec.structs.replace(row, **changes)
 
@@ -363,6 +363,14 @@ class Lost(msgspec.Struct, frozen=True):
     where: str
     """In the store's own terms: a file with its line, a table with its row."""
     why: str
+    kind: str = ""
+    """``checkpoint``, ``call``, ``pause``, ``object``, ``branch``, ``task``, ``input`` or ``stray``, where that is known."""
+    first: int | None = None
+    """Of checkpoints, calls and pauses: the numbers that lie in what cannot be read. Not each of them need have been there."""
+    last: int | None = None
+    """None with a ``first``: to the end."""
+    name: bytes = b""
+    """Of an object."""
 
 
 Part = TaskRow | Numbers | BranchRow | CheckpointRow | CallRow | PauseRow | Obj | Lost

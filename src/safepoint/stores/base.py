@@ -198,6 +198,7 @@ class Store(ABC):
 
     # -- a task as a whole: for verify, repair, copies and exports
 
+    @abstractmethod
     def walk(self, task: str) -> Iterator[Part]:
         """Everything of a task, each row and object once, also what nothing reaches, in bounded memory.
 
@@ -206,8 +207,15 @@ class Store(ABC):
         for nothing but Unavailable. Nothing is checked against seals and names. Not one snapshot: rows may come and go
         between its parts, but each row is whole. An unknown task gives nothing, or the ``Lost`` that is left of it.
         """
-        raise NotImplementedError
 
+    def walk_tasks(self) -> Iterator[str | Lost]:
+        """The id of every task once, going on past what cannot be read; raises for nothing but Unavailable."""
+        after: str | None = None
+        while rows := self.tasks(after=after):
+            yield from (row.task for row in rows)
+            after = rows[-1].task
+
+    @abstractmethod
     def write_task(self, image: Image) -> bool:
         """Write a whole task, all or nothing, with the numbers and ids that its rows have; the rows are sealed anew.
 
@@ -217,7 +225,6 @@ class Store(ABC):
         Raises:
             Conflict: a task of that name is there and is another one.
         """
-        raise NotImplementedError
 
     def accept(self, task: str) -> None:  # noqa: B027
         """Take a task as it stands, where the store refuses it as older than what it acknowledged."""
@@ -225,6 +232,10 @@ class Store(ABC):
     def strays(self) -> list[Lost]:
         """What lies in the store and belongs to no task, or is no part of a store at all."""
         return []
+
+    def structure(self) -> Iterator[Lost]:
+        """What the store finds wrong with its own files, pages and counts, apart from what single rows hold."""
+        return iter(())
 
     # -- the store itself
 

@@ -29,7 +29,10 @@ from safepoint.rows import (
     Grant,
     Guard,
     Head,
+    Image,
     LeaseRow,
+    Numbers,
+    Part,
     PauseRow,
     Pruned,
     TaskPatch,
@@ -38,7 +41,7 @@ from safepoint.rows import (
 )
 from safepoint.rules import retention
 from safepoint.stores import holder as people
-from safepoint.stores import refusals
+from safepoint.stores import refusals, whole
 from safepoint.stores.base import Store
 
 __all__ = ["MemoryStore"]
@@ -325,6 +328,37 @@ class MemoryStore(Store):
             del data.tasks[task]
             return True
 
+    # -- a task as a whole
+
+    def walk(self, task: str) -> Iterator[Part]:
+        with self._locked(task) as (_data, found):
+            if found is None:
+                return
+            parts: list[Part] = [Numbers(found.seq, found.no, found.pause_no, found.line, found.position), _task_row(found)]
+            parts += [branch for _, branch in sorted(found.branches.items())]
+            numbered: tuple[dict[Any, Any], ...] = (found.checkpoints, found.calls, found.pauses, found.objects)
+            parts += [rows[key] for rows in numbered for key in sorted(rows)]
+        yield from parts
+
+    def write_task(self, image: Image) -> bool:
+        image = whole.sealed(image)
+        row, last = image.row, image.numbers
+        new = _Task(replace(row, head=None, step=0, in_doubt=0, open_pauses=0, checkpoints=0))
+        new.seq, new.no, new.pause_no, new.line, new.position = last.seq, last.call, last.pause, last.line, last.position
+        new.branches = {(b.space, b.name): b for b in image.branches}
+        new.checkpoints = {c.seq: c for c in image.checkpoints}
+        new.ids = {(c.space, c.id): c.seq for c in image.checkpoints}
+        new.calls = {c.no: c for c in image.calls}
+        new.pauses = {p.no: p for p in image.pauses}
+        new.objects = {o.name: o for o in image.objects}
+        with self._locked(row.task) as (data, there):
+            if there is None:
+                data.tasks[row.task] = new
+                return True
+            if _facts(there) != _facts(new):
+                raise whole.another(row.task)
+            return False
+
     # -- the store itself
 
     def check(self) -> list[Finding]:
@@ -474,6 +508,10 @@ def _needed(data: _Data, task: _Task) -> set[int]:
     heads = [retention.At(b.line, task.checkpoints[b.head.seq].step) for b in task.branches.values()]
     live = task.lease.fence if task.lease is not None and _held(data, task) else None
     return kept | retention.stood_on(heads, task.calls.values(), task.pauses.values(), live)
+
+
+def _facts(task: _Task) -> whole.Facts:
+    return whole.facts(task.checkpoints.values(), task.calls.values(), task.pauses.values(), task.branches.values())
 
 
 def _row_bytes(row: Any) -> int:

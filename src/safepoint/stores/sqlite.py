@@ -28,6 +28,7 @@ from safepoint.stores.sqlite_leases import Leases, now, patch_task
 from safepoint.stores.sqlite_read import Reads
 from safepoint.stores.sqlite_rows import CALL, CHECKPOINT, PAUSE, PUT_CALL, PUT_CHECKPOINT, PUT_PAUSE, key, sealed, values
 from safepoint.stores.sqlite_schema import branch_sum
+from safepoint.stores.sqlite_whole import Whole
 
 __all__ = ["SQLiteStore"]
 
@@ -78,7 +79,7 @@ class _Landed(Exception):
         self.committed = committed
 
 
-class SQLiteStore(Leases, Reads, Store):
+class SQLiteStore(Leases, Reads, Whole, Store):
     """A store in the SQLite file ``path``; its lease locks are in ``path-locks``.
 
     Nothing else in the same process may open the file, by whatever means: closing it would drop SQLite's locks, and saves

@@ -158,11 +158,9 @@ def drop_dead_stages(conn: Connection, locks: LockFile, n: int | None = None) ->
     for k, number, byte in conn.rows("SELECT k, n, byte FROM sp_stages WHERE ?1 IS NULL OR n = ?1", (n,)):
         if not locks.is_held(byte):
             conn.execute("DELETE FROM sp_stages WHERE k = ?", (k,))
-            conn.execute(
-                "DELETE FROM sp_objects WHERE task = ?1 AND NOT EXISTS (SELECT 1 FROM sp_tasks WHERE n = ?1)"
-                " AND NOT EXISTS (SELECT 1 FROM sp_stages WHERE n = ?1)",
-                (number,),
-            )
+            nobody = "NOT EXISTS (SELECT 1 FROM sp_tasks WHERE n = ?1) AND NOT EXISTS (SELECT 1 FROM sp_stages WHERE n = ?1)"
+            for table in ("objects", "checkpoints", "calls", "pauses", "branches"):  # a whole task has all of these
+                conn.execute(f"DELETE FROM sp_{table} WHERE {_range(table)} AND {nobody}", (number,))
 
 
 def _again(done: str, task: str, failed: CommitFailed) -> Unavailable:

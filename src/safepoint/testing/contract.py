@@ -17,13 +17,14 @@ from safepoint.testing.commits import CommitTests, refused
 from safepoint.testing.leases import LeaseTests
 from safepoint.testing.reading import ReadTests
 from safepoint.testing.removal import RemovalTests
+from safepoint.testing.whole import WholeTests
 
 __all__ = ["StoreContract"]
 
 Opener = Callable[[], Store]
 
 
-class StoreContract(CommitTests, ReadTests, LeaseTests, RemovalTests):
+class StoreContract(CommitTests, ReadTests, LeaseTests, RemovalTests, WholeTests):
     """Subclass it, and give the fixture ``opener``: a function that opens a store at one empty place, the same at each call.
 
     ``scale`` may be overridden to make the tests with threads longer.

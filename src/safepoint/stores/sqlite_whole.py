@@ -1,0 +1,180 @@
+"""A task of a SQLite file as a whole: walked, and written as one.
+
+Writing goes under a number of its own that no task has yet, in batches of about 1 MB; nothing sees those rows until the last
+transaction writes the row of the task.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from safepoint import _probe
+from safepoint.errors import SafepointError, Unavailable
+from safepoint.rows import Image, Lost, Part
+from safepoint.stores import sqlite_sweep, sqlite_walk, whole
+from safepoint.stores.sqlite_db import CommitFailed, Connection, sql
+from safepoint.stores.sqlite_rows import CALL, CHECKPOINT, PAUSE, PUT_CALL, PUT_CHECKPOINT, PUT_PAUSE, reads, values
+from safepoint.stores.sqlite_schema import branch_sum
+from safepoint.stores.sqlite_walk import BRANCHES, KINDS, MOST, TASK_FIELDS
+
+if TYPE_CHECKING:
+    from safepoint.stores.oslock import Claim, LockFile
+    from safepoint.stores.sqlite_db import Database
+
+__all__ = ["Whole"]
+
+BATCH = 1_000_000
+"""About how many bytes one transaction writes."""
+
+
+class Whole:
+    """Needs ``_db``, ``_locks`` and ``_claim`` from the store."""
+
+    _db: Database
+    _locks: LockFile
+
+    if TYPE_CHECKING:
+
+        def _claim(self) -> Claim: ...
+
+    def walk(self, task: str) -> Iterator[Part]:
+        return sqlite_walk.walk(self._db, task)
+
+    def walk_tasks(self) -> Iterator[str | Lost]:
+        return sqlite_walk.walk_tasks(self._db)
+
+    def strays(self) -> list[Lost]:
+        return sqlite_walk.strays(self._db)
+
+    def write_task(self, image: Image) -> bool:
+        image = whole.sealed(image)
+        if (same := self._same(image)) is not None:
+            if not same:
+                raise whole.another(image.row.task)
+            return False
+        claim = self._claim()
+        k: int | None = None
+        try:
+            with self._db.writing(False) as conn:
+                sqlite_sweep.drop_dead_stages(conn, self._locks)
+                # No task has a name with NUL in it: the number is nobody else's, and what lies under it is not seen.
+                k, n = conn.rows(sql("sqlite_commit")["new_stage"], (f"\0{secrets.token_hex(8)}", claim.byte))[0]
+            for batch in _batches(_records(image, n, k)):
+                with self._db.writing(False) as conn:
+                    for statement, records in batch.items():
+                        conn.executemany(statement, records)
+                _probe.at("write_task.staged")
+            with self._db.writing(True) as conn:
+                if conn.rows(reads()["number"], (image.row.task,)):
+                    raise _There
+                _put_task(conn, n, image)
+                conn.execute(sql("sqlite_commit")["end_stage"], (k,))
+                k = None
+                _probe.at("write_task.before")
+            _probe.at("write_task.after")
+            return True
+        except _There:
+            self._drop_stage(claim)
+            if self._same(image):
+                return False
+            raise whole.another(image.row.task) from None
+        except CommitFailed as failed:
+            raise Unavailable(
+                f"whether task {image.row.task!r} was written is not known",
+                str(failed.cause),
+                "Do it again; that is safe.",
+                task=image.row.task,
+                unknown=True,
+            ) from failed.cause
+        except BaseException:
+            self._drop_stage(claim)
+            raise
+        finally:
+            claim.free()
+
+    def _drop_stage(self, claim: Claim) -> None:
+        claim.free()
+        try:
+            with self._db.writing(False) as conn:
+                sqlite_sweep.drop_dead_stages(conn, self._locks)
+        except (CommitFailed, SafepointError):
+            pass  # the byte is free in any case: the next big save does it
+
+    def _same(self, image: Image) -> bool | None:
+        """Whether the task is there with these very rows; None if it is not there."""
+        task = image.row.task
+        with self._db.reading() as conn:
+            at = conn.rows(reads()["number"], (task,))
+            if not at:
+                return None
+            n = at[0][0]
+            span = (n << 32, n << 32 | MOST)
+            there = whole.Facts(
+                *(
+                    frozenset(
+                        tuple(row) for row in conn.rows(f"SELECT {number}, seal FROM sp_{kind}s WHERE k BETWEEN ? AND ?", span)
+                    )
+                    for kind, (_, _, _, number) in KINDS.items()
+                ),
+                frozenset(conn.rows(BRANCHES + " WHERE task = ?", (n,))),  # type: ignore[call-arg]
+            )
+        return there == whole.facts(image.checkpoints, image.calls, image.pauses, image.branches)
+
+
+class _There(Exception):
+    """The task has come to be in the meantime."""
+
+
+# -- writing
+
+_OBJECT = "INSERT INTO sp_objects (task, stage, name, refs, data) VALUES (?, ?, ?, ?, ?)"
+_BRANCH = "INSERT INTO sp_branches (task, space, name, head_seq, head_id, line, forked_from) VALUES (?, ?, ?, ?, ?, ?, ?)"
+
+
+def _records(image: Image, n: int, k: int) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    for obj in image.objects:
+        yield _OBJECT, (n, k, *obj)
+    for row in image.checkpoints:
+        yield PUT_CHECKPOINT, values(n, row.seq, row, CHECKPOINT)
+    for call in image.calls:
+        yield PUT_CALL, values(n, call.no, call, CALL)
+    for pause in image.pauses:
+        yield PUT_PAUSE, values(n, pause.no, pause, PAUSE)
+    for b in image.branches:
+        yield _BRANCH, (n, b.space, b.name, *b.head, b.line, b.forked_from)
+
+
+def _batches(records: Iterable[tuple[str, tuple[Any, ...]]]) -> Iterator[dict[str, list[tuple[Any, ...]]]]:
+    batch: dict[str, list[tuple[Any, ...]]] = {}
+    size = 0
+    for statement, record in records:
+        batch.setdefault(statement, []).append(record)
+        size += 100 + sum([len(v) for v in record if isinstance(v, bytes | str)])
+        if size >= BATCH:
+            yield batch
+            batch, size = {}, 0
+    if batch:
+        yield batch
+
+
+def _put_task(conn: Connection, n: int, image: Image) -> None:
+    row, last = image.row, image.numbers
+    # The triggers that count calls and pauses found no row of the task to count in.
+    record = {
+        "n": n,
+        **{name: getattr(row, name) for name in TASK_FIELDS},
+        "checkpoints": len(image.checkpoints),
+        "next_seq": last.seq + 1,
+        "next_call": last.call + 1,
+        "next_pause": last.pause + 1,
+        "next_line": last.line + 1,
+        "position": last.position + 1,
+        "calls": len(image.calls),
+        "pauses": len(image.pauses),
+        "branch_sum": branch_sum(row.task, row.branch),
+    }
+    conn.execute(f"INSERT INTO sp_tasks ({', '.join(record)}) VALUES ({', '.join('?' * len(record))})", tuple(record.values()))
+    if row.input:
+        conn.execute(sql("sqlite_commit")["set_input"], (n, row.input))

@@ -1,0 +1,225 @@
+"""A task as a whole: everything of it comes out, and goes in again as it was, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from safepoint.errors import Conflict, UsageError
+from safepoint.model import Obj
+from safepoint.rows import (
+    BranchRow,
+    CallRow,
+    CheckpointRow,
+    Head,
+    Image,
+    Lost,
+    Numbers,
+    Part,
+    PauseRow,
+    TaskPatch,
+    TaskRow,
+    replace,
+)
+from safepoint.stores.base import Store
+from safepoint.testing.build import Writer, dump, obj, tree
+
+__all__ = ["WholeTests", "image_of"]
+
+
+def image_of(store: Store, task: str) -> Image:
+    """A task as ``write_task`` takes it; nothing of it may be lost."""
+    parts: dict[type, list[Any]] = {}
+    for part in store.walk(task):
+        parts.setdefault(type(part), []).append(part)
+    assert Lost not in parts, parts[Lost]
+    (row,), (numbers,) = parts[TaskRow], parts[Numbers]
+    return Image(
+        row=row,
+        numbers=numbers,
+        branches=tuple(parts.get(BranchRow, ())),
+        checkpoints=tuple(parts.get(CheckpointRow, ())),
+        calls=tuple(parts.get(CallRow, ())),
+        pauses=tuple(parts.get(PauseRow, ())),
+        objects=tuple(parts.get(Obj, ())),
+    )
+
+
+def _grown(store: Store, task: str = "task") -> Writer:
+    """A task with branches, a leaf, another space, calls, pauses, a pin, and what nothing reaches."""
+    chunked = store.chunked
+    main = Writer(store, task)
+    main.save(*(tree("a") if chunked else ()), patch=TaskPatch(agent="mail", input=b"do it", reason="why not"))
+    args = obj(b"the arguments")
+    main.write(
+        *_calls(main.seq, args if chunked else None),
+        objects=(args,) if chunked else (),
+        stands_on=main.head,
+    )
+    main.pause(name="approve")
+    main.save(*((*tree("a"), *tree("b")) if chunked else ()))
+    main.leaf(*(tree("leaf") if chunked else ()))
+    Writer(store, task, branch="side").save(*(tree("a") if chunked else ()), row={"parent_seq": 1})
+    Writer(store, task, space="ns").save(*(tree("n") if chunked else ()))
+    main.save()
+    store.pin(task, 2, True)
+    return main
+
+
+def _calls(base: int, args: Obj | None) -> list[CallRow]:
+    from safepoint.testing.build import call_row
+
+    refs = {} if args is None else {"args": b"root", "args_refs": args.name}
+    return [call_row(base, **refs), call_row(base, tool="look", effect="read", op_key=b"k", model=b"m", reason="because")]
+
+
+class WholeTests:
+    def test_a_walk_gives_everything_of_a_task_once_and_in_order(self, store: Store) -> None:
+        main = _grown(store)
+        _grown(store, "task2")
+        orphan = [obj(b"nothing reaches this")] if store.chunked else []
+        main.save(objects=orphan)
+        parts = list(store.walk("task"))
+        kinds = [type(part) for part in parts]
+        assert kinds[:2] == [Numbers, TaskRow]
+        order = [BranchRow, CheckpointRow, CallRow, PauseRow, Obj]
+        assert kinds[2:] == sorted(kinds[2:], key=order.index)
+        assert parts[1] == store.task("task")
+        assert parts[0] == Numbers(seq=6 + 1, call=2, pause=1, line=3, position=2)
+        rows = [part for part in parts if isinstance(part, CheckpointRow)]
+        assert [row.seq for row in rows] == [1, 2, 3, 4, 5, 6, 7]
+        assert [row.space for row in rows] == ["", "", "", "", "ns", "", ""]
+        assert [row.pinned for row in rows] == [False, True, *[False] * 5]
+        for row in rows:
+            found = store.read("task", space=row.space, seq=row.seq)
+            assert found is not None
+            assert found[0] == row
+            row.check("task", "")
+        assert [part for part in parts if isinstance(part, CallRow)] == store.calls("task")[0]
+        assert [part for part in parts if isinstance(part, PauseRow)] == store.pauses("task")
+        assert [(p.space, p.name) for p in parts if isinstance(p, BranchRow)] == [("", "main"), ("", "side"), ("ns", "main")]
+        objects = [part for part in parts if isinstance(part, Obj)]
+        assert objects == sorted(objects)
+        if store.chunked:
+            sent = [*tree("a"), *tree("b"), *tree("leaf"), *tree("n"), obj(b"the arguments"), *orphan]
+            assert {o.name: o for o in objects} == {o.name: o for o in sent}
+        else:
+            assert objects == []
+
+    def test_a_walk_of_what_is_not_there_gives_nothing(self, store: Store) -> None:
+        Writer(store).save()
+        assert list(store.walk("tas")) == []
+        assert list(store.walk("task2")) == []
+
+    def test_the_names_of_all_tasks_are_walked(self, store: Store) -> None:
+        names = [f"task-{i:03}" for i in range(30)]
+        for name in names:
+            Writer(store, name).save()
+        assert list(store.walk_tasks()) == names
+        assert store.strays() == []
+        assert list(store.structure()) == []
+
+    def test_a_walk_holds_up_no_writer_and_no_reader(self, store: Store) -> None:
+        main = _grown(store)
+        walk = store.walk("task")
+        seen = []
+        for i, part in enumerate(walk):
+            seen.append(part)
+            main.save(*(tree(f"while {i}") if store.chunked else ()))
+            assert store.task("task") is not None
+        assert {row.seq for row in seen if isinstance(row, CheckpointRow)} >= {1, 2, 3, 4, 5, 6}
+
+    def test_a_walk_given_up_leaves_nothing_behind(self, store: Store) -> None:
+        main = _grown(store)
+        walk = store.walk("task")
+        next(walk)
+        del walk
+        main.save()
+        assert store.delete_task("task")
+
+    def test_a_whole_task_goes_in_as_it_came_out(self, store: Store) -> None:
+        main = _grown(store)
+        image = image_of(store, "task")
+        before = dump(store, ["task"])
+        assert store.delete_task("task")
+        assert store.write_task(image) is True
+        after = dump(store, ["task"])
+        lease = before["task"].pop("lease"), after["task"].pop("lease")
+        assert lease == (None, None)
+        assert after == before
+        assert image_of(store, "task") == image
+        assert list(store.structure()) == []
+        # It goes on as it would have: no number comes a second time, and the heads are where they were.
+        done = main.save(*(tree("more") if store.chunked else ()))
+        assert done.seq == image.numbers.seq + 1
+        assert main.call().no == image.numbers.call + 1
+        assert main.pause(name="again").no == image.numbers.pause + 1
+        assert store.acquire("task", b"me").guard.fence >= 1
+
+    def test_a_whole_task_goes_in_under_another_name(self, store: Store) -> None:
+        _grown(store)
+        image = image_of(store, "task")
+        assert store.write_task(replace(image, row=replace(image.row, task="copy"))) is True
+        for part in store.walk("copy"):
+            if isinstance(part, CheckpointRow | CallRow | PauseRow):
+                part.check("copy", str(part))
+        assert [row.task for row in store.tasks()] == ["copy", "task"]
+        found = store.read("copy")
+        assert found is not None
+        assert found[0].seq == 6
+        assert image_of(store, "task") == image
+
+    def test_writing_a_whole_task_twice_is_writing_it_once(self, store: Store) -> None:
+        _grown(store)
+        image = image_of(store, "task")
+        assert store.write_task(image) is False
+        copy = replace(image, row=replace(image.row, task="copy"))
+        assert store.write_task(copy) is True
+        assert store.write_task(copy) is False
+        assert image_of(store, "task") == image
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda i: replace(i, checkpoints=i.checkpoints[:-1]),
+            lambda i: replace(i, checkpoints=(*i.checkpoints[:-1], replace(i.checkpoints[-1], label="other"))),
+            lambda i: replace(i, calls=i.calls[:1]),
+            lambda i: replace(i, pauses=()),
+            lambda i: replace(i, branches=(BranchRow("", "main", Head(2, i.checkpoints[1].id), 1), *i.branches[1:])),
+        ],
+    )
+    def test_another_task_of_that_name_is_left_as_it_is(self, store: Store, change: Callable[[Image], Image]) -> None:
+        _grown(store)
+        image = image_of(store, "task")
+        before = dump(store)
+        with pytest.raises(Conflict) as caught:
+            store.write_task(change(image))
+        assert caught.value.details["task"] == "task"
+        assert dump(store) == before
+        assert list(store.structure()) == []
+
+    def test_a_big_task_goes_in_whole(self, store: Store) -> None:
+        big = [obj(bytes([i]) * 300_000) for i in range(20)] if store.chunked else []
+        fields = {} if store.chunked else {"root": bytes(3_000_000)}
+        main = Writer(store)
+        main.save(*big, row=fields)
+        for i in range(50):
+            main.save(*big, objects=(), row={**fields, "step": i} if i < 3 else {"step": i, "root": bytes([i]) * 50_000})
+        image = image_of(store, "task")
+        copy = replace(image, row=replace(image.row, task="copy"))
+        assert store.write_task(copy)
+        assert replace(image_of(store, "copy"), row=image.row, checkpoints=()) == replace(image, checkpoints=())
+        assert [row.root for row in image_of(store, "copy").checkpoints] == [row.root for row in image.checkpoints]
+        assert store.strays() == []
+
+    def test_a_name_that_is_none_is_refused(self, store: Store) -> None:
+        _grown(store)
+        image = image_of(store, "task")
+        with pytest.raises(UsageError):
+            store.write_task(replace(image, row=replace(image.row, task=" ")))
+
+    def test_damage_has_words_for_people(self) -> None:
+        lost: Part = Lost("checkpoint 43", "somewhere", "cut off")
+        assert "43" in repr(lost)
