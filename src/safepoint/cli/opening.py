@@ -59,7 +59,7 @@ class PlainCheckpointer(Checkpointer):
             branch=row.branch,
             seq=row.seq,
         )
-        return state, Control(tree["turns"], tree["finished"]), None
+        return state, Control.of(tree), None
 
     def _pause(self, task_id: str, row: PauseRow) -> Pause:
         return states.pause(task_id, row, None)

@@ -13,7 +13,7 @@ from safepoint.codec.chunks import Packed
 from safepoint.codec.registry import Registry
 from safepoint.errors import Damaged, InvalidState, NewerFormat, NewerSchema, SafepointError
 from safepoint.model import METADATA_LIMIT, Call, Checkpoint, Kind, Metrics, Obj, Pause, State, from_us
-from safepoint.rows import CallRow, CheckpointRow, PauseRow
+from safepoint.rows import CallRow, CheckpointRow, PauseRow, replace
 
 FORMAT = 1
 """Of the library. Older ones stay readable for ever; a newer one is refused and left alone."""
@@ -28,6 +28,10 @@ class Control:
     turns: list[list[Any]] = field(default_factory=list)
     """``[turn, input, status, result, step]``, in order; status is open or finished."""
     finished: bool = False
+    guard: int = 0
+    """In steps below this, a write that is not on record is not made on its own: it may have been made and its record be gone."""
+    requires: tuple[str, ...] = ()
+    """What the agent said that a state of it must have; see ``rules.health.requires``."""
 
     def __repr__(self) -> str:  # inputs and results are content
         return f"<Control turns={len(self.turns)} finished={self.finished}>"
@@ -36,7 +40,11 @@ class Control:
         return next((t for t in reversed(self.turns) if t[0] == name), None)
 
     def copy(self) -> Control:
-        return Control([list(t) for t in self.turns], self.finished)
+        return Control([list(t) for t in self.turns], self.finished, self.guard, self.requires)
+
+    @classmethod
+    def of(cls, tree: Mapping[str, Any]) -> Control:
+        return cls(tree["turns"], tree["finished"], tree.get("guard", 0), tuple(tree.get("requires", ())))
 
 
 def tree_of(state: State, control: Control, recovery: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -48,9 +56,29 @@ def tree_of(state: State, control: Control, recovery: Mapping[str, Any] | None =
         "turns": control.turns,
         "finished": control.finished,
     }
+    if control.guard > state.step:
+        tree["guard"] = control.guard
+    if control.requires:
+        tree["requires"] = list(control.requires)
     if recovery is not None:
         tree["recovery"] = dict(recovery)
     return tree
+
+
+def with_guard(row: CheckpointRow, guard: int) -> CheckpointRow:
+    """The same state under another guard (0: none): the root with one small value set, and all else of it as it is."""
+    try:
+        parts = msgspec.msgpack.decode(row.root, type=dict[str, msgspec.Raw])
+    except msgspec.MsgspecError:
+        raise Damaged(f"checkpoint {row.seq} cannot be read", "", "Go back to an earlier checkpoint.") from None
+    before = msgspec.msgpack.decode(parts["guard"]) if "guard" in parts else 0
+    if before == guard:
+        return row
+    parts.pop("guard", None)
+    if guard:
+        parts["guard"] = msgspec.Raw(msgspec.msgpack.encode(guard))
+    root = msgspec.msgpack.encode(parts)
+    return replace(row, root=root, digest=chunks.root_digest(root, row.refs), size=row.size + len(root) - len(row.root))
 
 
 def pack_state(
@@ -123,7 +151,7 @@ def unpack_state(
             branch=row.branch,
             seq=row.seq,
         )
-        control = Control(tree["turns"], tree["finished"])
+        control = Control.of(tree)
     except KeyError as error:
         raise Damaged(f"{at} is damaged", f"its state has no part {error}", "Load an earlier checkpoint.") from None
     except SafepointError as error:

@@ -1,0 +1,152 @@
+"""Whether a restored state is one that an agent can go on with; pure.
+
+A health check is a function of the state. It returns None or True if all is well, and text (the reason) or False if not; an
+exception counts as not well. It must not change the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from safepoint.codec.kinds import Tagged
+from safepoint.errors import UsageError
+from safepoint.model import State, a_type
+
+__all__ = ["Check", "ailing", "checks", "messages_complete", "missing", "paths", "requires"]
+
+Check = Callable[[State], Any]
+
+_GONE = object()
+_OF_STATE = ("messages", "metadata", "agent_state")
+
+
+def checks(given: object, name: str = "health") -> tuple[Check, ...]:
+    """The checks of an option, as a tuple."""
+    several = (given,) if callable(given) else given
+    found: tuple[Any, ...] = tuple(several) if isinstance(several, Iterable) else (None,)
+    if not all(map(callable, found)):
+        raise UsageError(f"{name}= must be a list of functions of the state", "", "Pass [safepoint.messages_complete].")
+    return found
+
+
+def paths(given: object) -> tuple[str, ...]:
+    """The paths of ``requires``, as a tuple."""
+    several = (given,) if isinstance(given, str) else given
+    if not isinstance(several, Iterable):
+        raise UsageError("requires= must be a list of paths", f"it is {a_type(given)}", 'Pass ["goal", "plan.steps"].')
+    found = tuple(several)
+    for path in found:
+        if type(path) is not str or not all(path.split(".")):
+            raise UsageError("requires= must be a list of paths", "one is blank or no text", 'Write them as "plan.steps".')
+    return found
+
+
+def ailing(state: State, every: Iterable[Check]) -> str:
+    """What is wrong with the state, or ''."""
+    for check in every:
+        name = getattr(check, "__name__", type(check).__name__)
+        try:
+            found = check(state)
+        except Exception as error:
+            return f"{name} raised {type(error).__name__}"  # its text may show what is in the state
+        if found is not None and found is not True:
+            return found if isinstance(found, str) and found else f"{name} says no"
+    return ""
+
+
+# -- fields
+
+
+def requires(*fields: str) -> Check:
+    """A check that these are there and not None: ``requires("goal", "plan.steps")``.
+
+    Each is a path of keys or attributes within ``agent_state``; one that begins with ``messages``, ``metadata`` or
+    ``agent_state`` is looked for in the state itself if ``agent_state`` has no such thing. A state before the first step has
+    had no chance to fill anything in: it passes.
+    """
+    wanted = paths(fields)
+
+    def check(state: State) -> str | None:
+        if state.step == 0:
+            return None
+        lacking = missing(state, wanted)
+        return f"{', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} missing" if lacking else None
+
+    check.__name__ = "requires"
+    return check
+
+
+def missing(state: State, wanted: Sequence[str]) -> list[str]:
+    """Which of the paths lead nowhere, or to None."""
+    lacking = []
+    for path in wanted:
+        parts = path.split(".")
+        found = _follow(state.agent_state, parts)
+        if found is _GONE and parts[0] in _OF_STATE:
+            found = _follow(getattr(state, parts[0]), parts[1:])
+        if found is _GONE or found is None:
+            lacking.append(path)
+    return lacking
+
+
+def _follow(value: Any, parts: Sequence[str]) -> Any:
+    for part in parts:
+        if isinstance(value, Tagged):  # read without classes: the fields are in the payload
+            value = value.value
+        if isinstance(value, Mapping):
+            value = value.get(part, _GONE)
+        elif isinstance(value, list | tuple) and part.isdecimal():
+            value = value[int(part)] if int(part) < len(value) else _GONE
+        else:
+            value = getattr(value, part, _GONE)
+        if value is _GONE:
+            break
+    return value
+
+
+# -- histories
+
+
+def messages_complete(state: State) -> str | None:
+    """A check that each tool call in ``messages`` has its answer, but for those of the last assistant turn: a provider refuses
+    all else. What the tail lacks is at hand in the journal, or is asked for again.
+
+    Knows OpenAI Chat (``tool_calls`` and ``role: tool``) and Anthropic (``tool_use`` and ``tool_result`` blocks); other
+    messages are passed over.
+    """
+    open_: dict[Any, int] = {}
+    for i, message in enumerate(state.messages):
+        role = _get(message, "role")
+        if role == "assistant":
+            if open_:
+                return f"a tool call of message {min(open_.values())} has no answer before the next turn"
+            open_ = dict.fromkeys(_asked(message), i)
+        elif open_:
+            for answered in _answers(message, role):
+                open_.pop(answered, None)
+    return None
+
+
+def _get(value: Any, name: str) -> Any:
+    if isinstance(value, Tagged):
+        value = value.value
+    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+
+
+def _blocks(message: Any, kind: str) -> list[Any]:
+    content = _get(message, "content")
+    return [b for b in content if _get(b, "type") == kind] if isinstance(content, list | tuple) else []
+
+
+def _asked(message: Any) -> list[Any]:
+    calls = _get(message, "tool_calls")
+    asked = [_get(c, "id") for c in calls] if isinstance(calls, list | tuple) else []
+    asked += [_get(b, "id") for b in _blocks(message, "tool_use")]
+    return [a for a in asked if isinstance(a, str)]
+
+
+def _answers(message: Any, role: Any) -> list[Any]:
+    if role == "tool":
+        return [a] if isinstance(a := _get(message, "tool_call_id"), str) else []
+    return [a for b in _blocks(message, "tool_result") if isinstance(a := _get(b, "tool_use_id"), str)]

@@ -1,0 +1,222 @@
+"""Which checkpoint a task goes on from when the newest cannot be it, on which branch, and which calls a person must see first.
+
+Answers made of rows. Rows are sealed, so the ones that are given here are taken at their word: whoever asks leaves out those
+whose seal is broken.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from safepoint.rows import BranchRow, CallRow, CheckpointRow
+
+Journal = Literal["inherit", "block", "fresh"]
+JOURNALS: tuple[str, ...] = ("inherit", "block", "fresh")
+MODES: tuple[str, ...] = ("auto", "manual", "strict")
+
+_AUTOMATIC = re.compile(r"(.+)~\d+\Z", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a look at a checkpoint found. An empty ``word`` is nothing against it."""
+
+    seq: int
+    word: Literal["", "damaged", "missing", "refused", "invalid", "unhealthy"] = ""
+    why: str = ""
+
+    @property
+    def good(self) -> bool:
+        return not self.word
+
+    @property
+    def of_program(self) -> bool:
+        """Whether the data may be whole, and this program be the one that cannot use it."""
+        return self.word in {"refused", "invalid"}
+
+    def __str__(self) -> str:
+        return f"{self.word}: {self.why}" if self.why else self.word
+
+
+# -- where to go back to
+
+
+def lineage(rows: Iterable[CheckpointRow], branches: Iterable[BranchRow], current: str) -> list[int]:
+    """Numbers of the checkpoints that a branch goes back over, newest first: its own, then those of the branch that it forked
+    from, from the fork point down, and so on. Failure leaves are none of them.
+
+    A head whose row is lost is named all the same: a look at it says so. By branch and number, not from parent to parent, so
+    that a lost row does not hide what lies below it.
+    """
+    mine: dict[str, list[CheckpointRow]] = {}
+    for row in sorted(rows, key=lambda r: -r.seq):
+        if row.kind != "failure":
+            mine.setdefault(row.branch, []).append(row)
+    at = {row.seq: row for own in mine.values() for row in own}
+    known = {b.name: b for b in branches}
+    found: list[int] = []
+    done: set[str] = set()
+    name: str | None = current
+    upto: int | None = None
+    while name is not None and name not in done:
+        done.add(name)
+        branch = known.get(name)
+        own = [r.seq for r in mine.get(name, ()) if upto is None or r.seq <= upto]
+        if upto is None and branch is not None and branch.head.seq not in own:
+            own = sorted([*own, branch.head.seq], reverse=True)
+        found += own
+        upto = branch.forked_from if branch is not None else at[own[-1]].parent_seq if own else None
+        if upto is None:
+            break
+        automatic = _AUTOMATIC.match(name)
+        if upto in at:
+            name = at[upto].branch
+        else:  # the fork point is lost: an automatic branch says in its name where it came from
+            name = automatic[1] if automatic else None
+    return found
+
+
+def ancestors(rows: Iterable[CheckpointRow], branches: Iterable[BranchRow], branch: str, seq: int) -> list[int]:
+    """``lineage`` below ``seq``."""
+    return [n for n in lineage(rows, branches, branch) if n < seq]
+
+
+def next_name(old: str, taken: Collection[str]) -> str:
+    """The name of the branch that goes back on ``old``: ``main~1``, and from there ``main~2``."""
+    automatic = _AUTOMATIC.match(old)
+    stem = automatic[1] if automatic else old
+    n = 1
+    while f"{stem}~{n}" in taken:
+        n += 1
+    return f"{stem}~{n}"
+
+
+def newest_branch(rows: Iterable[CheckpointRow]) -> str | None:
+    """The branch that was worked on last, for a task whose own word on it is lost."""
+    newest = max((r for r in rows if r.kind != "failure"), key=lambda r: r.seq, default=None)
+    return None if newest is None else newest.branch
+
+
+def set_by_hand(head: CheckpointRow, branch: BranchRow) -> bool:
+    """Whether a person put the head where it is (``rewind``, ``at=``) and no step was done since: it began its branch."""
+    return head.kind == "manual" and branch.forked_from is not None and head.parent_seq == branch.forked_from
+
+
+# -- which calls cannot be served from the record
+
+
+def has_gap(rows: Iterable[CheckpointRow], branches: Iterable[BranchRow], line: int, step: int) -> bool:
+    """Whether calls of ``line`` from ``step`` on may have been deleted: a checkpoint takes the calls of its steps with it.
+
+    Every branch of the line is looked at, as they serve each other's calls. Its checkpoints must name each other as parents,
+    without a hole, from the head down to one that is no later than ``step``: what lies below has only calls of earlier steps.
+    """
+    mine: dict[str, list[CheckpointRow]] = {}
+    for row in sorted(rows, key=lambda r: -r.seq):
+        if row.kind != "failure":
+            mine.setdefault(row.branch, []).append(row)
+    for branch in branches:
+        if branch.line != line:
+            continue
+        own = mine.get(branch.name, [])
+        if not own or own[0].seq != branch.head.seq:
+            return True
+        for i, row in enumerate(own):
+            if row.step <= step:
+                break
+            below = own[i + 1].seq if i + 1 < len(own) else branch.forked_from
+            if row.parent_seq != below:
+                return True
+    return False
+
+
+def reach(
+    rows: Iterable[CheckpointRow], branches: Sequence[BranchRow], calls: Iterable[CallRow], lines: Collection[int]
+) -> int:
+    """The first step that nothing on these lines can have come to: the guard for all that was done on them."""
+    names = {b.name for b in branches if b.line in lines}
+    rows = list(rows)
+    known = {r.seq for r in rows}
+    lost = any(b.head.seq not in known for b in branches if b.line in lines)
+    steps = [r.step for r in rows if r.branch in names and r.kind != "failure"]
+    steps += [c.step for c in calls if c.line in lines]
+    return max(steps, default=-1) + 1 + lost
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How a new branch goes on with the journal."""
+
+    line: int | None
+    """None: a new one."""
+    guard: int
+    """In steps below this, a write that is not on record is not made, but shown to a person."""
+    why: str = ""
+    """Why there is a guard."""
+
+
+def course(
+    rows: Sequence[CheckpointRow],
+    branches: Sequence[BranchRow],
+    calls: Sequence[CallRow],
+    *,
+    journal: str,
+    left: BranchRow | None,
+    chosen: CheckpointRow,
+    left_guard: int | None,
+    lost_calls: bool,
+    older: bool = False,
+) -> Course:
+    """The line and the guard of a branch that leaves ``left`` for ``chosen``.
+
+    Args:
+        rows: Of all checkpoints that are whole; likewise ``calls``, of all lines.
+        left: None if nothing is known of it.
+        left_guard: The one that the left head stands under; None if that head cannot be read.
+        lost_calls: Some rows of calls are damaged or known to be lost.
+        older: The store is known to be older than what it acknowledged.
+    """
+    if journal == "fresh":
+        return Course(None, 0)
+    home = next((b for b in branches if b.name == chosen.branch), left)
+    lines = {b.line for b in (home, left) if b is not None} or {1}
+    if journal == "block":
+        return Course(None, reach(rows, branches, calls, lines), "the journal of the branch that was left is blocked")
+    line = home.line if home is not None else 1
+    why = ""
+    if older:
+        why = "the store is older than what it acknowledged, and what was done since is on no record"
+    elif lost_calls:
+        why = "records of calls are damaged or lost"
+    elif len(lines) > 1:
+        why = "the branch that was left has a journal of its own"
+    elif left is None or has_gap(rows, branches, line, chosen.step):
+        why = "checkpoints in between have been deleted or lost, and the records of their calls with them"
+    elif left_guard is None and left.name != chosen.branch:
+        why = "what was left cannot be read, and may have stood under a guard"
+    mine = reach(rows, branches, calls, lines) if why else 0
+    kept = left_guard or 0
+    return Course(line, max(mine, kept), why or ("a guard of the branch that was left is kept" if kept else ""))
+
+
+# -- what is decided
+
+
+def best_error(verdicts: Sequence[Verdict]) -> Verdict | None:
+    """Where nothing can be used: the verdict whose error is to come out as it is, since what is stored may be whole and this
+    program may be the one to blame. None if all lies in the data."""
+    return next((v for v in verdicts if v.of_program), None)
+
+
+def closed_from(damaged: Iterable[CallRow], rows: Iterable[CallRow]) -> list[CallRow]:
+    """Reads that are asked for anew since the record of a call before them is damaged: only an unbroken record is replayed.
+
+    Writes are still served: they happened. By number, which the store's own key gives: the damaged row's fields say nothing.
+    """
+    first = min((r.no for r in damaged), default=None)
+    if first is None:
+        return []
+    return [r for r in rows if r.no > first and r.effect == "read" and r.status == "succeeded" and not r.superseded]
