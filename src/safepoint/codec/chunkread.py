@@ -90,9 +90,17 @@ _Deep = dict[int, tuple[int, tuple[bytes, ...]]]
 
 
 class Reader:
-    def __init__(self, objects: Mapping[bytes, Obj], registry: Registry | None) -> None:
+    """
+    Args:
+        spare: The part at the top whose own parts may be damaged: those are left out, and named in ``lost``. All else is read
+            whole or not at all.
+    """
+
+    def __init__(self, objects: Mapping[bytes, Obj], registry: Registry | None, spare: str | None = None) -> None:
         self.objects = objects
         self.registry = registry
+        self.spare = spare
+        self.lost: list[str] = []
         self.seen: dict[bytes, Obj] = {}
 
     def get(self, name: bytes) -> Obj:
@@ -111,14 +119,14 @@ class Reader:
             return decode_plain(data, path=path, refs=refs, depth=_DEPTH)
         return decode(data, self.registry, path=path, refs=refs, depth=_DEPTH)
 
-    def object(self, name: bytes, path: str, level: int) -> tuple[Any, Node]:
+    def object(self, name: bytes, path: str, level: int, *, spare: bool = False) -> tuple[Any, Node]:
         if level > DEPTH_MAX:
             raise _damaged(f"object {name.hex()} is nested too deep", f"more than {DEPTH_MAX} objects lie within each other")
         obj = self.get(name)
         kind = obj.data[:1]
         if kind == b"v":
             if obj.refs:
-                value, kids = self.mapping(obj.data[1:], obj.refs, path, level + 1, name)
+                value, kids = self.mapping(obj.data[1:], obj.refs, path, level + 1, name, spare=spare)
                 return value, Split(name, map_size(kids), kids, level)
             return self.decode(obj.data[1:], path), Value(name, len(obj.data) - 1, obj.data, False)
         if kind == b"r":
@@ -126,7 +134,7 @@ class Reader:
         raise _damaged(f"object {name.hex()} is no value", f"its kind is {kind!r}")
 
     def mapping(
-        self, data: bytes, refs: bytes, path: str, level: int, name: bytes | None = None
+        self, data: bytes, refs: bytes, path: str, level: int, name: bytes | None = None, *, spare: bool = False
     ) -> tuple[dict[str, Any], dict[str, Node]]:
         what = "the root" if name is None else f"object {name.hex()}"
         cursor = _Cursor(refs)
@@ -134,27 +142,39 @@ class Reader:
             raws = _MAP.decode(data)
         except msgspec.MsgspecError as e:
             raise _damaged(f"{what} cannot be read", str(e)) from None
-        found = self._members(raws, cursor, path, level, at_root=name is None)
+        found = self._members(raws, cursor, path, level, at_root=name is None, spare=spare)
         cursor.end(what)
         return found
 
     def _members(
-        self, raws: dict[str, msgspec.Raw], cursor: _Cursor, path: str, level: int, at_root: bool
+        self, raws: dict[str, msgspec.Raw], cursor: _Cursor, path: str, level: int, at_root: bool, *, spare: bool = False
     ) -> tuple[dict[str, Any], dict[str, Node]]:
+        """``spare``: these may be damaged, each for itself."""
         values: dict[str, Any] = {}
         kids: dict[str, Node] = {}
         for key, raw in raws.items():
             code = bytes(raw)
             at = under(path, key)
+            its_parts = at_root and key == self.spare
             if code == cursor.code:
-                values[key], kids[key] = self.object(cursor.take(), at, level)
-                continue
-            if at_root and cursor.code and (inner := _opened(code, cursor.code)) is not None:
-                values[key], sub = self._members(inner, cursor, at, level + 1, at_root=False)
+                name = cursor.take()
+                try:
+                    values[key], kids[key] = self.object(name, at, level, spare=its_parts)
+                except Damaged:
+                    if its_parts:
+                        values[key] = {}
+                    elif not spare:
+                        raise
+                    self.lost.append(key)
+            elif at_root and cursor.code and (inner := _opened(code, cursor.code)) is not None:
+                values[key], sub = self._members(inner, cursor, at, level + 1, at_root=False, spare=its_parts)
                 kids[key] = Split(None, map_size(sub), sub, level)
-                continue
-            values[key] = self.decode(code, at)
-            kids[key] = code
+            else:
+                values[key] = self.decode(code, at)
+                kids[key] = code
+            if its_parts and self.lost:
+                # Not as it is stored: the next pack makes all of it again, and so heals what is made anew and equal.
+                kids.pop(key, None)
         return values, kids
 
     def tree(self, root: Obj, path: str, level: int) -> tuple[list[Any], Tree]:

@@ -18,6 +18,9 @@ from safepoint.rows import CallRow, CheckpointRow, PauseRow, replace
 FORMAT = 1
 """Of the library. Older ones stay readable for ever; a newer one is refused and left alone."""
 
+SPARE = "products"
+"""The part that may be damaged without the rest being so."""
+
 Migrations = Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]
 
 
@@ -32,6 +35,10 @@ class Control:
     """In steps below this, a write that is not on record is not made on its own: it may have been made and its record be gone."""
     requires: tuple[str, ...] = ()
     """What the agent said that a state of it must have; see ``rules.health.requires``."""
+    made: dict[str, list[Any]] = field(default_factory=dict)
+    """What is recorded of each named step, as ``rules.steps.Made`` encodes it."""
+    products: dict[str, Any] = field(default_factory=dict)
+    """What they returned. The one part of a state that may be damaged without the rest being so: a step can run again."""
 
     def __repr__(self) -> str:  # inputs and results are content
         return f"<Control turns={len(self.turns)} finished={self.finished}>"
@@ -40,11 +47,13 @@ class Control:
         return next((t for t in reversed(self.turns) if t[0] == name), None)
 
     def copy(self) -> Control:
-        return Control([list(t) for t in self.turns], self.finished, self.guard, self.requires)
+        turns = [list(t) for t in self.turns]
+        return Control(turns, self.finished, self.guard, self.requires, self.made.copy(), self.products.copy())
 
     @classmethod
     def of(cls, tree: Mapping[str, Any]) -> Control:
-        return cls(tree["turns"], tree["finished"], tree.get("guard", 0), tuple(tree.get("requires", ())))
+        named = [tree.get(part) or {} for part in ("made", SPARE)]
+        return cls(tree["turns"], tree["finished"], tree.get("guard", 0), tuple(tree.get("requires", ())), *named)
 
 
 def tree_of(state: State, control: Control, recovery: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -60,6 +69,8 @@ def tree_of(state: State, control: Control, recovery: Mapping[str, Any] | None =
         tree["guard"] = control.guard
     if control.requires:
         tree["requires"] = list(control.requires)
+    if control.made:
+        tree |= {"made": control.made, "products": control.products}
     if recovery is not None:
         tree["recovery"] = dict(recovery)
     return tree
@@ -135,11 +146,11 @@ def unpack_state(
         )
     try:
         if row.schema < schema:
-            plain = migrated(chunks.unpack_plain(row.root, row.refs, objects), row.schema, schema, migrations, at)
+            plain = migrated(chunks.unpack_plain(row.root, row.refs, objects, spare=SPARE), row.schema, schema, migrations, at)
             data = values.encode_tree(plain, depth=chunks.DEPTH)
             tree, packed = cast(dict[str, Any], values.decode(data, registry, depth=chunks.DEPTH)), None
         else:
-            tree, packed = chunks.unpack(row.root, row.refs, objects, registry)
+            tree, packed = chunks.unpack(row.root, row.refs, objects, registry, spare=SPARE)
         state = State(
             task_id=task,
             step=tree["step"],
