@@ -1,4 +1,4 @@
-"""The rows of the type table for classes of the application: enum, named tuple, dataclass, pydantic model.
+"""The rows of the type table for classes of the application: enum, named tuple, dataclass, pydantic model, attrs class, Struct.
 
 All but enums are stored as one dict of what the instance holds. A plain key is a field; "-x" says that the field x was not set,
 ".x" is another attribute, "+x" an extra of a pydantic model, "~x" a private attribute of one, "*" its list of fields set. (Names
@@ -16,7 +16,11 @@ from functools import lru_cache
 from types import MemberDescriptorType
 from typing import Any
 
-from safepoint.codec.kinds import BUILTIN_KINDS, Fault, Kind, damaged, type_name, unknown_class
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import force_setattr
+
+from safepoint.codec.arrays import ARRAY_KINDS
+from safepoint.codec.kinds import BUILTIN_KINDS, Fault, Kind, MissingMember, damaged, type_name, unknown_class
 from safepoint.codec.registry import Registry, shape_of
 from safepoint.errors import InvalidState, RefusedType
 
@@ -84,7 +88,7 @@ def _enum_reduce(value: Enum, _registry: Registry) -> str | int:
     raise Fault(RefusedType, f"it is no declared member of {type_name(cls)}", type=type_name(cls))
 
 
-def _enum_revive(payload: Any, name: str, registry: Registry) -> Enum:
+def _enum_revive(payload: Any, name: str, registry: Registry) -> Any:
     cls = _class(name, "enum", registry)
     member: Any = cls.__members__.get(payload) if type(payload) is str else None
     if type(payload) is int and issubclass(cls, Flag):
@@ -95,11 +99,40 @@ def _enum_revive(payload: Any, name: str, registry: Registry) -> Enum:
         if type(member) is not cls or member._value_ != payload:
             member = None
     if member is None:
-        problem = f"{type_name(cls)} has no member {str(payload)[:80]} any more"
+        return _missing_member(cls, payload, registry)
+    return member
+
+
+def _missing_member(cls: Any, stored: Any, registry: Registry) -> Any:
+    """What the enum's policy says about a member that is no longer there."""
+    if type(stored) not in (str, int):
+        raise damaged("a member without name")
+    policy = registry.missing_of(cls)
+    if policy == "placeholder" and type(policy) is str:
+        return MissingMember(cls, stored)
+    found: Any = None
+    if isinstance(policy, cls):
+        found = policy
+    elif isinstance(policy, Mapping):
+        found = policy.get(stored)
+    elif callable(policy):
+        try:
+            found = policy(stored)
+        except Exception as error:
+            problem = f"the policy for missing members of {type_name(cls)} failed with {type_name(type(error))}"
+            raise Fault(InvalidState, problem, "Correct the function under missing=", type=type_name(cls)) from error
+    if type(found) is str:
+        found = cls.__members__.get(found)
+    if type(found) is not cls:
         raise Fault(
-            InvalidState, problem, "Keep the old name as an alias in the enum, or write a migration", type=type_name(cls)
+            InvalidState,
+            f"{type_name(cls)} has no member {str(stored)[:80]} any more",
+            f"Keep the old name as an alias in the enum, say @safepoint.register(missing={{{stored!r:.80}: …}}) or "
+            "missing='placeholder', or write a migration",
+            type=type_name(cls),
+            member=str(stored)[:80],
         )
-    return member  # type: ignore[no-any-return]
+    return found
 
 
 # Named tuples
@@ -136,15 +169,27 @@ def _slots(cls: type) -> dict[str, MemberDescriptorType]:
     }
 
 
-def _dataclass_reduce(value: Any, _registry: Registry) -> dict[str, Any]:
-    cls: Any = type(value)
+def _held(value: Any) -> dict[str, Any]:
     held = dict(getattr(value, "__dict__", {}))
+    cls: Any = type(value)
     for name, slot in _slots(cls).items():
         try:
             held[name] = slot.__get__(value)
         except AttributeError:  # not set
             pass
-    return _pack(held, [field.name for field in fields(value)])
+    return held
+
+
+def _put(value: Any, held: dict[str, Any]) -> Any:
+    cls: Any = type(value)
+    slots = _slots(cls)
+    for key in held.keys() & slots.keys():
+        slots[key].__set__(value, held.pop(key))
+    return _attach(value, held)
+
+
+def _dataclass_reduce(value: Any, _registry: Registry) -> dict[str, Any]:
+    return _pack(_held(value), [field.name for field in fields(value)])
 
 
 def _dataclass_revive(payload: Any, name: str, registry: Registry) -> Any:
@@ -153,12 +198,99 @@ def _dataclass_revive(payload: Any, name: str, registry: Registry) -> Any:
     for field in fields(cls):
         constant = _constant(field.default) if field.default is not MISSING else None
         defaults[field.name] = field.default_factory if field.default_factory is not MISSING else constant
+    return _put(object.__new__(cls), _unpack(cls, payload, defaults))
+
+
+# attrs classes: as dataclasses. Converters and validators have had their say when the instance was made.
+
+# Hashes of texts differ from process to process: the one that attrs keeps must be made anew.
+_KEPT_HASH = "_attrs_cached_hash"
+
+
+def _attrs_reduce(value: Any, _registry: Registry) -> dict[str, Any]:
+    held = _held(value)
+    if _KEPT_HASH in held:
+        held[_KEPT_HASH] = None
+    return _pack(held, [field.name for field in type(value).__attrs_attrs__])
+
+
+def _attrs_revive(payload: Any, name: str, registry: Registry) -> Any:
+    cls = _class(name, "attrs", registry)
+    attr = sys.modules["attr"]
+    defaults: dict[str, Callable[[], Any] | None] = {}
+    for field in cls.__attrs_attrs__:
+        if isinstance(field.default, attr.Factory):
+            defaults[field.name] = None if field.default.takes_self else field.default.factory
+        else:
+            defaults[field.name] = None if field.default is attr.NOTHING else _constant(field.default)
+    return _put(object.__new__(cls), _unpack(cls, payload, defaults))
+
+
+# msgspec's structs. They cannot be made past their constructor, which only stores what it is given, but then calls __post_init__.
+# So one with a __post_init__ begins its life as an instance of a subclass that has none.
+
+
+class _Quiet:
+    __slots__ = ()
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        pass
+
+    def __post_init__(self) -> None:
+        pass
+
+
+@lru_cache(maxsize=256)
+def _maker(cls: Any) -> Callable[[], Any]:
+    empty = dict.fromkeys(cls.__struct_fields__)
+    if not hasattr(cls, "__post_init__"):
+        return lambda: cls(**empty)
+    blank = type(cls)(cls.__name__, (_Quiet, cls), {"__module__": cls.__module__})
+    change = object.__dict__["__class__"].__set__  # a frozen struct refuses the plain way
+
+    def make() -> Any:
+        value = blank(**empty)
+        change(value, cls)
+        return value
+
+    make()
+    return make
+
+
+def _struct_reduce(value: Any, _registry: Registry) -> dict[str, Any]:
+    cls: Any = type(value)
+    try:
+        _maker(cls)
+    except Exception as error:
+        problem = f"a {type_name(cls)} cannot be made without its __post_init__"
+        raise Fault(RefusedType, problem, "Take __post_init__ away, or store a dataclass", type=type_name(cls)) from error
+    return _pack(_held(value), cls.__struct_fields__)
+
+
+def _struct_revive(payload: Any, name: str, registry: Registry) -> Any:
+    cls = _class(name, "struct", registry)
+    names = cls.__struct_fields__
+    own = cls.__struct_defaults__
+    defaults: dict[str, Callable[[], Any] | None] = dict.fromkeys(names)
+    for field, default in zip(names[len(names) - len(own) :], own, strict=True):
+        if default is not NODEFAULT:
+            defaults[field] = getattr(default, "factory", None) if type(default) is _FACTORY else _constant(default)
     held = _unpack(cls, payload, defaults)
-    value = object.__new__(cls)
+    value = _maker(cls)()
     slots = _slots(cls)
-    for key in held.keys() & slots.keys():
-        slots[key].__set__(value, held.pop(key))
+    for field in names:
+        if field in held:
+            force_setattr(value, field, held.pop(field))
+        else:
+            slots[field].__delete__(value)
     return _attach(value, held)
+
+
+class _WithFactory(Struct):
+    made: list[Any] = []
+
+
+_FACTORY: type = type(_WithFactory.__struct_defaults__[0])
 
 
 # Pydantic models, through BaseModel's own __getstate__ and __setstate__. None where a model has no extras or private attributes
@@ -217,7 +349,9 @@ CLASS_KINDS: tuple[Kind, ...] = (
     Kind(33, "namedtuple", (), _namedtuple_reduce, _namedtuple_revive, dict, named=True),
     Kind(34, "dataclass", (), _dataclass_reduce, _dataclass_revive, dict, named=True),
     Kind(35, "pydantic", (), _pydantic_reduce, _pydantic_revive, dict, named=True),
+    Kind(36, "attrs", (), _attrs_reduce, _attrs_revive, dict, named=True),
+    Kind(37, "struct", (), _struct_reduce, _struct_revive, dict, named=True),
 )
 
 #: The whole type table, by tag.
-KINDS: dict[str, Kind] = {kind.tag: kind for kind in (*BUILTIN_KINDS, *CLASS_KINDS)}
+KINDS: dict[str, Kind] = {kind.tag: kind for kind in (*BUILTIN_KINDS, *CLASS_KINDS, *ARRAY_KINDS)}

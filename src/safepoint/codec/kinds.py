@@ -15,15 +15,30 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
+from enum import Enum
 from fractions import Fraction
 from pathlib import PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
 from typing import Any, cast
 from zoneinfo import ZoneInfo
 
+from msgspec import UNSET, UnsetType
+
 from safepoint.codec.registry import BUILTIN_NAMES, BUILTINS, Registry
 from safepoint.errors import Damaged, InvalidState, RefusedType, SafepointError
 
-__all__ = ["BUILTIN_KINDS", "MAX_DEPTH", "Fault", "Kind", "Step", "Tagged", "damaged", "key_text", "type_name", "unknown_class"]
+__all__ = [
+    "BUILTIN_KINDS",
+    "MAX_DEPTH",
+    "Fault",
+    "Kind",
+    "MissingMember",
+    "Step",
+    "Tagged",
+    "damaged",
+    "key_text",
+    "type_name",
+    "unknown_class",
+]
 
 
 #: How many containers may be nested in one another, when saving and when loading.
@@ -41,6 +56,21 @@ class Tagged:
     tag: str
     name: str | None
     value: Any
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MissingMember:
+    """A stored member that its enum no longer has, where ``@register(missing="placeholder")`` asks for one.
+
+    It is equal to itself and to no member, and is saved as what it was: when the member comes back, so does the value.
+    """
+
+    enum: type[Enum]
+    stored: str | int
+    """The name of the member; for a combination of flags its value."""
+
+    def __repr__(self) -> str:
+        return f"<{self.enum.__qualname__}.{self.stored} missing>"
 
 
 class Step(str):
@@ -295,15 +325,21 @@ def _unflat(payload: list[Any], into: dict[Any, Any], head: int = 0) -> Any:
     for key, item in zip(keys, payload[head + 1 :: 2], strict=True):
         into[key] = item  # noqa: PERF403 (no update: a Counter's adds up, and dict's own goes past the order of an OrderedDict)
     if len(into) != len(keys):
-        raise damaged("two keys that are equal")
+        raise _equals(keys, "keys")
     return into
 
 
 def _members(cls: type[set[Any]] | type[frozenset[Any]], payload: list[Any]) -> Any:
     value = cls(payload)
     if len(value) != len(payload):
-        raise damaged("two members that are equal")
+        raise _equals(payload, "members")
     return value
+
+
+def _equals(items: list[Any], what: str) -> Fault:
+    if any(isinstance(item, Enum) for item in items):  # no damage: an enum has joined two of its members since
+        return Fault(InvalidState, f"two of its {what} are equal now", "Write a migration that joins them")
+    return damaged(f"two {what} that are equal")
 
 
 def _defaultdict_reduce(value: defaultdict[Any, Any], registry: Registry) -> list[Any]:
@@ -404,4 +440,5 @@ BUILTIN_KINDS: tuple[Kind, ...] = (
         pairs=True,
     ),
     Kind(23, "deque", (deque,), lambda value, _: [value.maxlen, *value], _deque_revive, list, head=1),
+    _scalar(24, UnsetType, lambda _: None, lambda _: UNSET, type(None)),
 )

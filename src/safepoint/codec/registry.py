@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from enum import Enum
 from functools import reduce
@@ -16,11 +16,17 @@ from operator import or_
 from types import EllipsisType, NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, overload
 
+import msgspec
+
 from safepoint.errors import RefusedType, UsageError
 
-__all__ = ["BUILTINS", "BUILTIN_NAMES", "GLOBAL", "Registry", "register", "shape_of"]
+__all__ = ["BUILTINS", "BUILTIN_NAMES", "GLOBAL", "MissingPolicy", "Registry", "register", "shape_of"]
 
 C = TypeVar("C", bound=type)
+
+MissingPolicy = str | Enum | Mapping[Any, Any] | Callable[[Any], Any]
+"""What becomes of a stored member that its enum no longer has: ``"error"``, ``"placeholder"`` (a ``MissingMember``), one member for
+all, a mapping from the stored name (an int for combinations of flags) to a member or its name, or a function that does so."""
 
 #: Classes that need no registration: as default factories, and as the parameters of generic models.
 BUILTINS: dict[str, Any] = {
@@ -29,6 +35,7 @@ BUILTINS: dict[str, Any] = {
 BUILTIN_NAMES: dict[type, str] = {cls: name for name, cls in BUILTINS.items()}
 _MAX_NAME = 1_000
 _MAX_NESTED_PARAMETERS = 8
+_STRUCTS = type(msgspec.Struct)
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: set for every class made by a class statement
 
 
@@ -44,6 +51,10 @@ def shape_of(cls: type) -> str | None:
         return "pydantic"
     if is_dataclass(cls) and _written_in_python(cls):
         return "dataclass"
+    if isinstance(cls, _STRUCTS):
+        return "struct"
+    if "attr" in sys.modules and hasattr(cls, "__attrs_attrs__") and _written_in_python(cls):
+        return "attrs"
     return None
 
 
@@ -75,14 +86,19 @@ class Registry:
         self._trust = tuple(trust)
         self._names: dict[type, str] = {}
         self._classes: dict[str, type] = {}
+        self._missing: dict[type, MissingPolicy] = {}
         for cls in types:
             self.add(cls)
 
     def __repr__(self) -> str:
         return f"Registry({sorted(self._classes)}, trust={list(self._trust)})"
 
-    def add(self, cls: type, *, name: str | None = None, aliases: Iterable[str] = ()) -> None:
+    def add(
+        self, cls: type, *, name: str | None = None, aliases: Iterable[str] = (), missing: MissingPolicy | None = None
+    ) -> None:
         """Let ``cls`` be stored under ``name``, and loaded by that name and by ``aliases`` (its former names).
+
+        ``missing``, for enums, says what becomes of stored members that are no longer there.
 
         A class that is defined again (a notebook cell run twice, a module reloaded) takes the place of the earlier one. Two
         different classes under one name are a ``UsageError``, and so is a class that could not be stored anyway.
@@ -90,7 +106,7 @@ class Registry:
         if not isinstance(cls, type) or shape_of(cls) is None:
             raise UsageError(
                 f"{getattr(cls, '__qualname__', type(cls).__qualname__)} cannot be registered",
-                "it is no enum, named tuple, dataclass or pydantic model",
+                "it is no enum, named tuple, dataclass, pydantic model, msgspec.Struct or attrs class",
                 "Put @safepoint.register above @dataclass, not below it; for other classes see docs/types.md",
             )
         if isinstance(aliases, str):
@@ -105,8 +121,21 @@ class Registry:
                 )
             if not each or len(each) > _MAX_NAME or each.startswith("builtins:") or not _is_text(each):
                 raise UsageError(f"{each!r:.80} cannot be the name of a class", remedy=f"Choose 1 to {_MAX_NAME} characters")
+        if missing is not None:
+            self._missing[cls] = _checked_policy(cls, missing)
         self._classes.update(dict.fromkeys(names, cls))
         self._names[cls] = name
+
+    def missing_of(self, cls: type) -> MissingPolicy:
+        """The policy for stored members that the enum ``cls`` no longer has."""
+        own = self._missing.get(cls)
+        if own is not None:  # not "or": a member may be falsy
+            return own
+        return self._parent.missing_of(cls) if self._parent else "error"
+
+    def trusts(self, module: str) -> bool:
+        """Whether the classes of a module may be made, and the module imported for it."""
+        return self._trusts(module) or bool(self._parent and self._parent.trusts(module))
 
     def name_of(self, cls: type) -> str | None:
         """The name that ``cls`` is stored under; None if it is neither registered nor trusted."""
@@ -190,6 +219,26 @@ class Registry:
         return (found[args[0] if len(args) == 1 else tuple(args)] if args else found), after
 
 
+def _checked_policy(cls: type, policy: MissingPolicy) -> MissingPolicy:
+    members = getattr(cls, "__members__", {})
+    if not issubclass(cls, Enum):
+        wrong = f"{cls.__qualname__} is no enum"
+    elif isinstance(policy, Enum):
+        wrong = "" if isinstance(policy, cls) else f"{policy!r:.80} is no member of {cls.__qualname__}"
+    elif isinstance(policy, Mapping):
+        unknown = [to for to in policy.values() if not isinstance(to, cls) and not (isinstance(to, str) and to in members)]
+        wrong = f"it leads to {unknown[0]!r:.80}, which is no member of {cls.__qualname__}" if unknown else ""
+    else:
+        wrong = "" if callable(policy) or policy in ("error", "placeholder") else "it is something else"
+    if wrong:
+        raise UsageError(
+            "register(missing=) is for enums: 'error', 'placeholder', a member, a mapping or a function",
+            wrong,
+            "Write missing={'OLD': 'NEW'}, or missing='placeholder'",
+        )
+    return policy
+
+
 def _tokens(name: str) -> list[str]:
     for mark in "[],":
         name = name.replace(mark, f"\0{mark}\0")
@@ -241,19 +290,25 @@ GLOBAL = Registry(parent=None)
 
 
 @overload
-def register(cls: C) -> C: ...
+def register(cls: C, *, name: str | None = None, aliases: Iterable[str] = (), missing: MissingPolicy | None = None) -> C: ...
 @overload
-def register(cls: None = None, *, name: str | None = None, aliases: Iterable[str] = ()) -> Callable[[C], C]: ...
-def register(cls: C | None = None, *, name: str | None = None, aliases: Iterable[str] = ()) -> C | Callable[[C], C]:
+def register(
+    cls: None = None, *, name: str | None = None, aliases: Iterable[str] = (), missing: MissingPolicy | None = None
+) -> Callable[[C], C]: ...
+def register(
+    cls: C | None = None, *, name: str | None = None, aliases: Iterable[str] = (), missing: MissingPolicy | None = None
+) -> C | Callable[[C], C]:
     """Let instances of a class be stored and loaded, in every checkpointer of this process.
 
     ``name`` is what is stored, ``module:Qualname`` if not given: give one if the class may move, or if it is defined in a script
     (whose module is ``__main__`` for one process and something else for the next). After a renaming list the old full name in
-    ``aliases``.
+    ``aliases``. ``missing`` says, for an enum, what becomes of a stored member that it no longer has: ``"error"`` (the default),
+    ``"placeholder"`` (a ``MissingMember`` that is stored again as what it was), a member that stands in for all of them, a mapping
+    such as ``{"OLD": "NEW"}``, or a function from the stored name to a member. See docs/schema.md.
     """
 
     def add(cls: C) -> C:
-        GLOBAL.add(cls, name=name, aliases=aliases)
+        GLOBAL.add(cls, name=name, aliases=aliases, missing=missing)
         return cls
 
     return add if cls is None else add(cls)

@@ -19,9 +19,21 @@ from typing import Any, NoReturn
 import msgspec
 from msgspec.msgpack import Ext
 
+from safepoint.codec.arrays import ARRAY_KINDS, array_tag
 from safepoint.codec.classes import CLASS_KINDS, KINDS
 from safepoint.codec.jsonform import from_json, to_json
-from safepoint.codec.kinds import BUILTIN_KINDS, MAX_DEPTH, Fault, Kind, Step, Tagged, damaged, key_text, type_name
+from safepoint.codec.kinds import (
+    BUILTIN_KINDS,
+    MAX_DEPTH,
+    Fault,
+    Kind,
+    MissingMember,
+    Step,
+    Tagged,
+    damaged,
+    key_text,
+    type_name,
+)
 from safepoint.codec.registry import Registry, shape_of
 from safepoint.errors import Damaged, InvalidState, NewerFormat, RefusedType, SafepointError, UsageError
 
@@ -241,13 +253,22 @@ def _tagged(value: Tagged, depth: int, registry: Registry) -> Ext:
 
 def _walker(cls: type) -> Callable[[Any, int, Registry], Any]:
     # Not kept by class: what a class can do may change while its decorators run, and classes should be free to go.
-    shape = shape_of(cls)
+    shape = shape_of(cls) or array_tag(cls)
     if shape is None:
         raise _unsupported(cls)
     return _CLASS_WALKERS[shape]
 
 
-_CLASS_WALKERS = {kind.tag: _walker_of(kind) for kind in CLASS_KINDS}
+def _missing(value: MissingMember, depth: int, registry: Registry) -> Ext:
+    name = registry.name_of(value.enum)
+    if name is None:
+        raise _unregistered(value.enum)
+    if type(value.stored) not in (str, int):
+        raise _unsupported(type(value.stored))
+    return _ext(KINDS["enum"], name, value.stored, value, depth, registry)
+
+
+_CLASS_WALKERS = {kind.tag: _walker_of(kind) for kind in (*CLASS_KINDS, *ARRAY_KINDS)}
 _GENERAL_DICT = _walker_of(KINDS["dict"])
 _PAYLOAD_WALKERS: dict[type, Callable[[Any, int, Registry], Any]] = {
     **dict.fromkeys(_AS_THEY_ARE, _same),
@@ -260,6 +281,7 @@ _WALKERS: dict[type, Callable[[Any, int, Registry], Any]] = {
     **{cls: _walker_of(kind) for kind in BUILTIN_KINDS for cls in kind.types},
     **_PAYLOAD_WALKERS,
     Tagged: _tagged,
+    MissingMember: _missing,
 }
 # Marks that a plain tree is being encoded, where Tagged is allowed and a class of the application is not.
 _TREES = Registry(parent=None)
