@@ -44,6 +44,7 @@ from safepoint.errors import (
 from safepoint.model import (
     Call,
     Checkpoint,
+    CleanupLine,
     CleanupReport,
     Done,
     Finding,
@@ -56,6 +57,7 @@ from safepoint.model import (
     Retry,
     State,
     StepResult,
+    StoreCleanup,
     TaskInfo,
     Unknown,
 )
@@ -76,6 +78,7 @@ __all__ = [
     "CallMismatch",
     "Checkpoint",
     "Checkpointer",
+    "CleanupLine",
     "CleanupReport",
     "Conflict",
     "Damaged",
@@ -107,6 +110,7 @@ __all__ = [
     "SafepointError",
     "State",
     "StepResult",
+    "StoreCleanup",
     "StoreFull",
     "TaskInfo",
     "Tool",

@@ -20,6 +20,7 @@ from safepoint.errors import InvalidState, SafepointError, UsageError
 __all__ = [
     "Call",
     "Checkpoint",
+    "CleanupLine",
     "CleanupReport",
     "Done",
     "Finding",
@@ -33,6 +34,7 @@ __all__ = [
     "Retry",
     "State",
     "StepResult",
+    "StoreCleanup",
     "TaskInfo",
     "Unknown",
     "check_id",
@@ -119,8 +121,10 @@ class Recovery:
     """How a state came to be the one that a run started from; kept in the next checkpoint."""
 
     mode: str
-    """``new``, ``head`` (the newest checkpoint), or how recovery chose another one."""
+    """``new``, ``head`` (the newest checkpoint), or how another one came to be chosen: ``fallback`` (the newest ones cannot be
+    used), ``rewind`` and ``at`` (a person's word), ``fresh`` (none can be used, and the task was begun anew)."""
     seq: int | None = None
+    """The checkpoint that was chosen. Where that is not the newest, the run goes on from a copy of it on a new branch."""
     skipped: tuple[tuple[int, str], ...] = ()
     """Checkpoints that were passed over, each with the reason."""
     reused: int = 0
@@ -130,6 +134,11 @@ class Recovery:
     """Numbers of writes that happened and that the new attempt has not asked for (yet)."""
     previous: str = ""
     """How the last holder ended: ``released``, ``dead``, ``presumed_dead``; empty if there was none."""
+    branch: str = ""
+    guard: int = 0
+    """In steps below this, a write that is not on record is not made, but parked for a person: its record may be gone."""
+    lost_calls: tuple[int, ...] = ()
+    """Numbers of calls whose records are damaged."""
 
 
 @dataclass(repr=False, slots=True, weakref_slot=True)
@@ -447,6 +456,20 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True)
+class CleanupLine:
+    """What a clean-up would do with one checkpoint."""
+
+    seq: int
+    created_at: datetime
+    kind: str
+    bytes: int
+    deleted: bool
+    why: str
+    calls: int
+    """Calls of the journal that belong to the step it began, and go with it."""
+
+
+@dataclass(frozen=True, slots=True)
 class CleanupReport:
     """What ``cleanup`` deleted, or with ``dry_run`` would delete."""
 
@@ -458,6 +481,44 @@ class CleanupReport:
     bytes_freed: int
     """Bytes of the deleted rows and objects; the file shrinks only when the store re-uses or returns its pages."""
     dry_run: bool = False
+    unreadable: tuple[int, ...] = ()
+    """Damaged checkpoints that were come upon. They are never deleted, and do not count among the newest."""
+    checkpoints: tuple[CleanupLine, ...] = ()
+    """With ``dry_run``: each checkpoint of the task, newest first, with what becomes of it and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCleanup:
+    """What ``cleanup_all`` deleted, or with ``dry_run`` would delete."""
+
+    tasks: tuple[CleanupReport, ...]
+    """Of each task that was looked at."""
+    removed: tuple[str, ...] = ()
+    """Finished tasks that were removed whole."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Tasks that could not be looked at, with the error; nothing of them was deleted."""
+    dry_run: bool = False
+
+    @property
+    def deleted(self) -> int:
+        """How many checkpoints, those of removed tasks not counted."""
+        return sum(len(r.deleted) for r in self.tasks)
+
+    @property
+    def kept(self) -> int:
+        return sum(r.kept for r in self.tasks)
+
+    @property
+    def calls_deleted(self) -> int:
+        return sum(r.calls_deleted for r in self.tasks)
+
+    @property
+    def objects_deleted(self) -> int:
+        return sum(r.objects_deleted for r in self.tasks)
+
+    @property
+    def bytes_freed(self) -> int:
+        return sum(r.bytes_freed for r in self.tasks)
 
 
 @dataclass(frozen=True, slots=True)

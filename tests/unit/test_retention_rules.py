@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safepoint.errors import UsageError
 from safepoint.model import Retention, to_us
 from safepoint.rows import CheckpointRow
-from safepoint.rules.retention import At, due, look_every, stood_on, worth_it
+from safepoint.rules.retention import At, all_every, due, judge, look_every, near, stood_on, threshold
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -123,12 +123,53 @@ def test_what_must_stay_stays_whatever_the_rules_say(plain, retention, keep):
 
 
 def test_sweeps_at_save_time_are_spread():
-    assert not worth_it(99, 100, 0)
-    assert worth_it(100, 100, 0)
-    assert not worth_it(100, 100, 16 * 200)
+    assert threshold(100, 0) == 100
+    assert threshold(100, 16 * 200) == 200
+    assert threshold(None, 0) == 1
     assert look_every(Retention()) == 50
     assert look_every(Retention(keep_latest=1)) == 1
     assert look_every(Retention(keep_latest=None, max_age=DAY)) == 1
+
+
+def test_what_a_save_reads_does_not_grow_with_the_task():
+    assert near(Retention(keep_latest=20), 100) == 284
+    assert near(Retention(keep_latest=20, max_age=DAY), 100) is None
+    assert near(Retention(keep_latest=None, max_bytes=5), 1) is None
+    for checkpoints in (1, 10, 100_000):
+        assert checkpoints / all_every(checkpoints) <= 3
+
+
+def test_what_cannot_be_read_stays_and_counts_for_nothing():
+    rows = steps(6)
+    assert due(rows, Retention(keep_latest=2), NOW, unreadable={6, 5}) == [1, 2]
+    assert due(rows, Retention(keep_latest=2), NOW, unreadable={2}) == [1, 3, 4]
+    big = headers(row(1), row(2), row(3, size=10**15), row(4))
+    assert due(big, Retention(keep_latest=1, max_bytes=1000), NOW, unreadable={3}) == []
+    leaves = headers(row(1, "failure"), row(2, "failure"), row(3))
+    assert due(leaves, Retention(keep_latest=1, keep_failures=1), NOW, unreadable={2}) == []
+
+
+def test_each_verdict_says_why():
+    rows = headers(
+        row(1), row(2, "milestone"), row(3, pinned=True), row(4, "failure"), row(5, "failure"), row(6), row(7, age=2 * DAY), row(8), row(9)
+    )  # fmt: skip
+    limits = Retention(keep_latest=1, max_age=DAY, max_bytes=250, keep_failures=1)
+    said = {v.seq: (v.goes, v.why) for v in judge(rows, limits, NOW, {6: "the fork point of side"}, {8})}
+    assert said == {
+        9: (False, "the newest"),
+        8: (False, "cannot be read; damaged checkpoints are never deleted"),
+        7: (True, "older than max_age"),
+        6: (False, "the fork point of side"),
+        5: (False, "a failure, of the newest 1"),
+        4: (True, "a failure, beyond the newest 1"),
+        3: (False, "pinned"),
+        2: (False, "a milestone"),
+        1: (True, "beyond max_bytes"),
+    }
+    assert {v.why for v in judge(rows, Retention.keep_all(), NOW)} >= {"all are kept", "pinned"}
+    assert not any(v.goes for v in judge(rows, Retention.keep_all(), NOW))
+    plain = [v.why for v in judge(steps(3), Retention(keep_latest=2), NOW)]
+    assert plain == ["of the newest 2", "of the newest 2", "beyond the newest 2"]
 
 
 # -- what calls and pauses keep

@@ -1,56 +1,140 @@
-"""Which checkpoints may be deleted."""
+"""Which checkpoints may be deleted, and when a save looks for them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
 from safepoint.model import Retention, to_us
-from safepoint.rows import CheckpointRow
 
 
-def due(headers: Sequence[CheckpointRow], retention: Retention, now: datetime, keep: Iterable[int] = ()) -> list[int]:
-    """Numbers of the checkpoints that ``retention`` lets go, oldest first.
+class Shown(Protocol):
+    """A checkpoint, as far as retention looks at it."""
+
+    @property
+    def seq(self) -> int: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def created_at(self) -> int: ...
+    @property
+    def pinned(self) -> bool: ...
+
+
+class Slim(NamedTuple):
+    """That and no more: of a long task all are held at once."""
+
+    seq: int
+    kind: str
+    size: int
+    created_at: int
+    pinned: bool
+
+
+class Verdict(NamedTuple):
+    seq: int
+    goes: bool
+    counts: bool
+    """It is one of the newest, which stay for being that."""
+    why: str
+
+
+def judge(
+    headers: Iterable[Shown],
+    retention: Retention,
+    now: datetime,
+    keep: Mapping[int, str] | Iterable[int] = (),
+    unreadable: Container[int] = (),
+) -> Iterator[Verdict]:
+    """Say of each checkpoint whether it goes, and why.
 
     Args:
-        headers: All of one task and space, by falling seq.
-        keep: Numbers that stay whatever the rules say (heads, fork points, what open calls and pauses stand on). The store
-            looks at these again under its lock; here they only keep the count honest.
+        headers: Of one task and space, by falling seq, from the newest on.
+        keep: Numbers that stay whatever the rules say (heads, fork points), with a word on it. The store looks at these, and at
+            what calls and pauses stand on, again under its lock; here they only keep the count honest.
+        unreadable: Numbers of those that are damaged. They stay, and count for nothing: the newest ``keep_latest`` of those
+            that can be read are kept, so that damage does not use up what a recovery falls back to.
     """
-    if retention.keeps_all:
-        return []
-    kept = set(keep)
+    kept = keep if isinstance(keep, Mapping) else dict.fromkeys(keep, "a head, or a fork point")
     newest = failures = size = 0
+    keep_latest = retention.keep_latest or 1
     oldest = to_us(now - retention.max_age) if retention.max_age is not None else None
-    gone: list[int] = []
+    by_count = retention.max_age is None and retention.max_bytes is None
     for row in headers:
-        stays = row.seq in kept or row.pinned
+        seq = row.seq
+        if seq in unreadable:
+            yield Verdict(seq, False, False, "cannot be read; damaged checkpoints are never deleted")
+            continue
+        why = kept.get(seq) or ("pinned" if row.pinned else "")
         if row.kind == "failure":
-            failures += not stays
-            if not stays and failures > retention.keep_failures:
-                gone.append(row.seq)
+            failures += not why
+            goes = not why and failures > retention.keep_failures and not retention.keeps_all
+            yield Verdict(
+                seq, goes, False, why or f"a failure, {'beyond' if goes else 'of'} the newest {retention.keep_failures}"
+            )
             continue
         newest += 1
         size += row.size
-        if stays or newest <= (retention.keep_latest or 1) or (row.kind == "milestone" and retention.keep_milestones):
-            continue
-        beyond_count = retention.max_age is None and retention.max_bytes is None
-        too_old = oldest is not None and row.created_at < oldest
-        too_big = retention.max_bytes is not None and size > retention.max_bytes
-        if beyond_count or too_old or too_big:
-            gone.append(row.seq)
-    return gone[::-1]
+        counts = newest <= keep_latest
+        if why or counts or retention.keeps_all:
+            if retention.keeps_all:
+                why = why or "all are kept"
+            yield Verdict(seq, False, counts, why or ("the newest" if keep_latest == 1 else f"of the newest {keep_latest}"))
+        elif row.kind == "milestone" and retention.keep_milestones:
+            yield Verdict(seq, False, False, "a milestone")
+        elif by_count:
+            yield Verdict(seq, True, False, f"beyond the newest {keep_latest}")
+        elif oldest is not None and row.created_at < oldest:
+            yield Verdict(seq, True, False, "older than max_age")
+        elif retention.max_bytes is not None and size > retention.max_bytes:
+            yield Verdict(seq, True, False, "beyond max_bytes")
+        else:
+            yield Verdict(seq, False, False, "within the limits")
 
 
-def worth_it(n_due: int, keep_latest: int, live_objects: int) -> bool:
-    """Whether a sweep is due at save time: its cost is spread over many saves."""
-    return n_due >= max(keep_latest, live_objects // 16)
+def due(
+    headers: Iterable[Shown],
+    retention: Retention,
+    now: datetime,
+    keep: Mapping[int, str] | Iterable[int] = (),
+    unreadable: Container[int] = (),
+) -> list[int]:
+    """Numbers of the checkpoints that ``retention`` lets go, oldest first. See ``judge``."""
+    if retention.keeps_all:
+        return []
+    return [v.seq for v in judge(headers, retention, now, keep, unreadable) if v.goes][::-1]
+
+
+# -- when a save looks
+
+
+def threshold(keep_latest: int | None, live_objects: int) -> int:
+    """How many must be due for a sweep at save time: a sweep reads all objects, and this spreads its cost over many saves."""
+    return max(keep_latest or 1, live_objects // 16)
 
 
 def look_every(retention: Retention) -> int:
-    """At which multiples of ``seq`` a save counts what is due; any process that saves meets one of them."""
+    """At which multiples of ``seq`` a process that knows nothing of a task yet counts what is due."""
     return max(1, (retention.keep_latest or 1) // 2)
+
+
+def near(retention: Retention, due_at: int) -> int | None:
+    """How many of the newest checkpoints hold what has become due since the last sweep; None if that cannot be said.
+
+    Under a limit of age or bytes the oldest go first, wherever they are. By count alone, what is due lies right behind the newest,
+    and what was found to stay (milestones, pins) lies behind that, and is not read again each time.
+    """
+    if retention.max_age is not None or retention.max_bytes is not None:
+        return None
+    return (retention.keep_latest or 1) + 2 * due_at + 64
+
+
+def all_every(checkpoints: int) -> int:
+    """After how many saves all checkpoints are looked at: two are read for each save."""
+    return max(1, checkpoints // 2)
 
 
 class At(NamedTuple):

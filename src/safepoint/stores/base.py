@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Literal
 
-from safepoint.errors import UsageError
+from safepoint.errors import Damaged, NewerFormat, Unavailable, UsageError
 from safepoint.model import Finding, Obj
 from safepoint.rows import (
     BranchRow,
@@ -31,6 +31,7 @@ from safepoint.rows import (
     TaskPatch,
     TaskRow,
 )
+from safepoint.stores.sound import unreadable
 
 Durability = Literal["full", "process"]
 
@@ -176,8 +177,12 @@ class Store(ABC):
     # -- removing
 
     @abstractmethod
-    def prune(self, task: str, seqs: Iterable[int], *, space: str = "", dry_run: bool = False) -> Pruned:
+    def prune(self, task: str, seqs: Iterable[int], *, space: str = "", dry_run: bool = False, sweep: bool = True) -> Pruned:
         """Delete these checkpoints with the calls that their steps began, and every object that nothing reaches any more.
+
+        All of it need not be one step, as others wait for that; a checkpoint goes with its calls and pauses, and before its
+        objects. What a kill in the middle leaves over goes with the next prune. With ``sweep=False`` no object is deleted: while
+        part of the task is damaged, nobody knows what it reached.
 
         Under the task's lock it looks again, and keeps: heads, fork points, pinned ones, and what
         ``rules.retention.stood_on`` names: the checkpoints with calls and pauses that are open, that a resume of any branch
@@ -187,6 +192,23 @@ class Store(ABC):
     def live_objects(self, task: str) -> int:
         """About how many objects the task has: what a sweep will cost. 0 is a fair answer where sweeps cost nothing."""
         return 0
+
+    def unreadable(self, task: str, seqs: Iterable[int], *, space: str = "", sound: set[bytes] | None = None) -> dict[int, str]:
+        """Those of these checkpoints that cannot be read whole, and why; retention deletes none of them.
+
+        ``sound`` are names of objects that need not be looked at again; those that were are added.
+        """
+        bad: dict[int, str] = {}
+        for seq in seqs:
+            try:
+                found = self.read(task, space=space, seq=seq)
+            except (Damaged, NewerFormat, Unavailable) as error:
+                bad[seq] = error.why or error.what
+                continue
+            if found is not None:
+                row, objects = found
+                bad |= unreadable(task, [row], lambda names, o=objects: [o[n] for n in names if n in o], sound)  # type: ignore[misc]
+        return bad
 
     @abstractmethod
     def pin(self, task: str, seq: int, pinned: bool, *, space: str = "") -> bool:

@@ -43,6 +43,7 @@ from safepoint.rules import retention
 from safepoint.stores import holder as people
 from safepoint.stores import refusals, whole
 from safepoint.stores.base import Store
+from safepoint.stores.sound import unreadable
 
 __all__ = ["MemoryStore"]
 
@@ -284,7 +285,14 @@ class MemoryStore(Store):
 
     # -- removing
 
-    def prune(self, task: str, seqs: Iterable[int], *, space: str = "", dry_run: bool = False) -> Pruned:
+    def unreadable(self, task: str, seqs: Iterable[int], *, space: str = "", sound: set[bytes] | None = None) -> dict[int, str]:
+        with self._locked(task) as (_data, found):
+            if found is None:
+                return {}
+            rows = [r for seq in seqs if (r := found.checkpoints.get(seq)) is not None and r.space == space]
+            return unreadable(task, rows, lambda names: [o for n in names if (o := found.objects.get(n)) is not None], sound)
+
+    def prune(self, task: str, seqs: Iterable[int], *, space: str = "", dry_run: bool = False, sweep: bool = True) -> Pruned:
         wanted = set(seqs)
         with self._locked(task) as (data, found):
             if found is None:
@@ -297,7 +305,7 @@ class MemoryStore(Store):
             roots = [r.refs for r in found.checkpoints.values() if r.seq not in bases]
             roots += _call_refs(c for c in found.calls.values() if c.base_seq not in bases)
             live = _closure(found, roots)
-            objects = [o for o in found.objects.values() if o.name not in live]
+            objects = [o for o in found.objects.values() if o.name not in live] if sweep else []
             size = sum(map(_row_bytes, (*gone, *calls, *pauses))) + sum(map(_obj_bytes, objects))
             if not dry_run:
                 for row in gone:

@@ -18,7 +18,7 @@ import apsw
 from safepoint import _probe
 from safepoint.errors import SafepointError, StoreFull, Unavailable, UsageError
 from safepoint.model import Finding, Obj, check_id
-from safepoint.rows import CallRow, Commit, Committed, Guard, Head, PauseRow, Pruned
+from safepoint.rows import CallRow, Commit, Committed, Guard, Head, PauseRow
 from safepoint.stores import refusals, sqlite_check, sqlite_rows, sqlite_sweep
 from safepoint.stores.base import Durability, Store
 from safepoint.stores.oslock import Claim, LockFile
@@ -28,7 +28,9 @@ from safepoint.stores.sqlite_leases import Leases, now, patch_task
 from safepoint.stores.sqlite_read import Reads
 from safepoint.stores.sqlite_rows import CALL, CHECKPOINT, PAUSE, PUT_CALL, PUT_CHECKPOINT, PUT_PAUSE, key, sealed, values
 from safepoint.stores.sqlite_schema import branch_sum
+from safepoint.stores.sqlite_sweep import Removals
 from safepoint.stores.sqlite_whole import Whole
+from safepoint.stores.witness import Slot, Witness
 
 __all__ = ["SQLiteStore"]
 
@@ -47,6 +49,8 @@ class _Look(NamedTuple):
     position: int
     branch: str
     last_commit: str
+    created_at: int
+    writes: int
     fence: int | None
     token: str | None
     lease_id: int | None
@@ -79,7 +83,7 @@ class _Landed(Exception):
         self.committed = committed
 
 
-class SQLiteStore(Leases, Reads, Whole, Store):
+class SQLiteStore(Leases, Reads, Removals, Whole, Store):
     """A store in the SQLite file ``path``; its lease locks are in ``path-locks``.
 
     Nothing else in the same process may open the file, by whatever means: closing it would drop SQLite's locks, and saves
@@ -107,6 +111,7 @@ class SQLiteStore(Leases, Reads, Whole, Store):
         sqlite_check.refuse_network(self.path, network_ok)
         self._db = Database(self.path, timeout=timeout, full=durability == "full")
         self._locks = LockFile(f"{self.path}-locks")
+        self._witness = Witness(self._locks, full=self._db.full)
         self._claims: dict[int, Claim] = {}
         self._sql = sql("sqlite_commit")
 
@@ -128,6 +133,7 @@ class SQLiteStore(Leases, Reads, Whole, Store):
             except _Landed as landed:
                 return landed.committed
             _probe.at("commit.after")
+            self._acknowledge(look, commit, written)
             return written
         except BaseException:
             if stage is not None:
@@ -146,7 +152,7 @@ class SQLiteStore(Leases, Reads, Whole, Store):
             with transaction as conn:
                 look = self._find(conn, task)
                 if look is None:
-                    raise refusals.no_task(task)
+                    raise self._gone_task(conn, task)
                 self._check_guard(task, guard, look)
                 self._compare(conn, task, look.n, "call", call, {})
                 mark = secrets.token_hex(16)
@@ -185,7 +191,10 @@ class SQLiteStore(Leases, Reads, Whole, Store):
             if not is_there:
                 raise _not_acknowledged(commit, call, is_there, failed.cause) from failed.cause
         _probe.at("transact.after")
+        assert commit is not None
+        assert look is not None
         assert written is not None
+        self._acknowledge(look, commit, written)
         return written
 
     def connection(self) -> AbstractContextManager[apsw.Connection]:
@@ -215,11 +224,33 @@ class SQLiteStore(Leases, Reads, Whole, Store):
         """Read what the commit is compared with; a task that a guardless checkpoint begins is created."""
         look = self._find(conn, commit.task)
         if look is not None:
+            self._refuse_older(conn, look.n, commit.task, look.created_at, look.writes)
             return look
         if commit.checkpoint is None or commit.guard is not None:
-            raise refusals.no_task(commit.task)
-        conn.rows(self._sql["new_task"], (commit.task, now(), branch_sum(commit.task, "main")))
+            raise self._gone_task(conn, commit.task)
+        n = conn.rows(self._sql["new_task"], (commit.task, now(), branch_sum(commit.task, "main")))[0][0]
+        self._refuse_taken(conn, n, commit.task)
         return self._look(conn, commit)
+
+    def _gone_task(self, conn: Connection, task: str) -> SafepointError:
+        """The error that a task which is not found is answered with."""
+        return self._lost(conn, task, self._witness.find(self._db.name, task)) or refusals.no_task(task)
+
+    def _acknowledge(self, look: _Look, commit: Commit, written: Committed) -> None:
+        """Tell the witness what COMMIT has returned of."""
+        if written.existed:
+            return
+        slot = Slot(
+            look.created_at,
+            look.writes + 1,
+            look.position + sum([bool(write.stamp) for write in commit.calls]),
+            look.fence or 0,
+            look.next_seq if written.seq is None else written.seq + 1,
+            look.next_call + sum([write.row.version == 0 for write in commit.calls]),
+            look.next_pause + sum([ask.row.version == 0 for ask in commit.pauses]),
+            look.next_line,
+        )
+        self._witness.write(self._db.name, look.n, commit.task, slot, sync=commit.sync)
 
     def _find(self, conn: Connection, task: str) -> _Look | None:
         found = conn.rows(self._sql["look"], (task,))
@@ -391,6 +422,7 @@ class SQLiteStore(Leases, Reads, Whole, Store):
             ) from cause
         if not landed:
             raise cause
+        self._acknowledge(before, commit, written)
         return written
 
     def _ask(self, commit: Commit, before: _Look, written: Committed) -> bool | None:
@@ -466,14 +498,10 @@ class SQLiteStore(Leases, Reads, Whole, Store):
 
     # -- removing
 
-    def prune(self, task: str, seqs: Any, *, space: str = "", dry_run: bool = False) -> Pruned:
-        return sqlite_sweep.prune(self._db, self._locks, task, seqs, space, dry_run)
-
-    def pin(self, task: str, seq: int, pinned: bool, *, space: str = "") -> bool:
-        return sqlite_sweep.pin(self._db, task, seq, pinned, space)
-
     def delete_task(self, task: str) -> bool:
-        return sqlite_sweep.delete_task(self._db, task, lambda *lease: self._refuse_if_held(task, *lease))
+        return sqlite_sweep.delete_task(
+            self._db, task, lambda *lease: self._refuse_if_held(task, *lease), self._gone_task, self._witness
+        )
 
     # -- the store itself
 

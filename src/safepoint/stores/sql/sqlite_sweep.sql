@@ -8,10 +8,13 @@ FROM sp_checkpoints WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295
 SELECT b.head_seq, b.forked_from, b.line, coalesce(c.step, 0)
 FROM sp_branches b LEFT JOIN sp_checkpoints c ON c.k = (b.task << 32 | b.head_seq) WHERE b.task = ?
 
--- name: calls
-SELECT no, base_seq, line, step, status, fence, args_refs, result_refs,
+-- name: call_bases
+SELECT no, base_seq, line, step, status, fence,
     length(args) + length(args_refs) + coalesce(length(result), 0) + length(result_refs) + length(policy)
 FROM sp_calls WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295
+
+-- name: call_refs
+SELECT base_seq, args_refs, result_refs FROM sp_calls WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295
 
 -- name: pauses
 SELECT no, base_seq, line, step, status FROM sp_pauses WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295
@@ -42,3 +45,47 @@ UPDATE sp_meta SET value = max(value, ?) WHERE key = 'fence'
 
 -- name: pin
 UPDATE sp_checkpoints SET pinned = ?2 WHERE k = ?1 AND space = ?3
+
+-- How much a sweep would read, up to a number.
+-- name: amount
+SELECT (SELECT count(*) FROM (SELECT 1 FROM sp_objects WHERE task = ?1 LIMIT ?2))
+    + (SELECT count(*) FROM (SELECT 1 FROM sp_checkpoints WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295 LIMIT ?2))
+    + (SELECT count(*) FROM (SELECT 1 FROM sp_calls WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295 LIMIT ?2))
+
+-- name: live_objects
+SELECT count(*) FROM sp_objects WHERE task = (SELECT n FROM sp_tasks WHERE task = ?)
+
+-- For large sweeps. Those with a LIMIT are read in pages, by their first column.
+-- name: checkpoint_sizes
+SELECT k, seq, space, pinned, length(root) + length(metadata) + length(metrics) + length(refs) + length(id)
+FROM sp_checkpoints WHERE k > ?1 AND k <= ?2 ORDER BY k LIMIT ?3
+
+-- name: roots
+SELECT k, seq, refs FROM sp_checkpoints WHERE k > ?1 AND k <= ?2 ORDER BY k LIMIT ?3
+
+-- name: call_roots
+SELECT k, no, version, base_seq, args_refs, result_refs FROM sp_calls WHERE k > ?1 AND k <= ?2 ORDER BY k LIMIT ?3
+
+-- name: object_sizes
+SELECT name, refs, stage, length(data) FROM sp_objects WHERE task = ?2 AND name > ?1 ORDER BY name LIMIT ?3
+
+-- name: call_versions
+SELECT no, version FROM sp_calls WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295
+
+-- name: newer_bases
+SELECT base_seq FROM sp_calls WHERE task = ?1 AND status IN ('started', 'in_doubt', 'paused')
+UNION SELECT base_seq FROM sp_calls WHERE k BETWEEN ?2 AND ?1 << 32 | 4294967295
+UNION SELECT base_seq FROM sp_pauses WHERE k BETWEEN ?3 AND ?1 << 32 | 4294967295
+
+-- name: still_there
+SELECT seq FROM sp_checkpoints WHERE k = ? AND NOT pinned
+
+-- name: object_at
+SELECT k, stage FROM sp_objects WHERE task = ? AND name = ?
+
+-- name: level_refs
+WITH RECURSIVE cut (i) AS (VALUES (1) UNION ALL SELECT i + 16 FROM cut LIMIT ?3)
+SELECT o.name, o.refs FROM cut CROSS JOIN sp_objects o ON o.task = ?2 AND o.name = substr(?1, cut.i, 16)
+
+-- name: dropped
+UPDATE sp_tasks SET checkpoints = checkpoints - ?2 WHERE n = ?1

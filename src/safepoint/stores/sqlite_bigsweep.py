@@ -1,0 +1,305 @@
+"""Removing much from a SQLite file in many short transactions, so that no other saver waits for long.
+
+What goes is found out without the lock. Then rows go, a checkpoint always together with its calls and pauses; each transaction
+looks again at whatever may have changed since. Only then objects are marked, again without the lock, from the rows up to a
+number; each transaction that deletes some of the rest first marks from what has been written since. A kill at any point leaves
+whole checkpoints, and objects that nothing reaches, for the next sweep.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from safepoint import _probe
+from safepoint.errors import Damaged
+from safepoint.rows import Pruned
+from safepoint.rules import retention
+from safepoint.stores.oslock import LockFile
+from safepoint.stores.sqlite_db import Connection, Database, sql
+from safepoint.stores.sqlite_rows import key, names
+
+__all__ = ["CallBase", "PauseBase", "all_calls", "live_fence", "prune"]
+
+PAGE = 2000
+"""Rows that are read without letting go of the reading connection."""
+ROWS, OBJECTS = 256, 256
+"""What one transaction deletes: checkpoints with calls and pauses, or objects."""
+PAUSE = 0.002
+"""Seconds between two of them: a process that waits for the lock looks again after at most 0.0015."""
+
+
+class CallBase(NamedTuple):
+    no: int
+    base_seq: int
+    line: int
+    step: int
+    status: str
+    fence: int
+    size: int
+
+
+class PauseBase(NamedTuple):
+    no: int
+    base_seq: int
+    line: int
+    step: int
+    status: str
+
+
+class _Changed(Exception):
+    """What was found out without the lock does not hold any more."""
+
+
+class _Found(NamedTuple):
+    """What was read without the lock, as far as it is looked at again under it."""
+
+    begins: dict[int, int]
+    """By line, the step of the head that is furthest back on it."""
+    live: int | None
+    next_call: int
+    next_pause: int
+    gone: list[tuple[int, int]]
+    """(seq, size) by rising seq."""
+    calls: dict[int, list[CallBase]]
+    pauses: dict[int, list[PauseBase]]
+
+
+def all_calls(conn: Connection, n: int) -> list[CallBase]:
+    """The calls of a task. A damaged page may lose some without a word, and with them what they keep: so they are counted."""
+    calls = [CallBase._make(row) for row in conn.rows(sql("sqlite_sweep")["call_bases"], (n,))]
+    count = conn.rows("SELECT calls FROM sp_tasks WHERE n = ?", (n,))
+    if count and count[0][0] is not None and count[0][0] != len(calls):
+        raise Damaged(
+            "calls of a task are missing",
+            f"there should be {count[0][0]}, and {len(calls)} can be read",
+            "Nothing was deleted. See `safepoint verify`.",
+        )
+    return calls
+
+
+def live_fence(conn: Connection, locks: LockFile, n: int) -> int | None:
+    """The fence of the live run, also where it cannot be told whether it lives."""
+    lease = conn.rows("SELECT fence, lease_id, locks FROM sp_leases WHERE task = ? AND state = 'held'", (n,))
+    return lease[0][0] if lease and locks.is_held(*lease[0][1:]) is not False else None
+
+
+def prune(db: Database, locks: LockFile, n: int, wanted: set[int], space: str, *, dry_run: bool, sweep: bool) -> Pruned:
+    seqs: list[int] = []
+    calls = size = 0
+    while True:
+        found = _look(db, locks, n, wanted - set(seqs), space)
+        if dry_run:
+            seqs = [seq for seq, _ in found.gone]
+            gone = [c for seq in seqs for c in found.calls.get(seq, ())]
+            calls, size = len(gone), sum(s for _, s in found.gone) + sum(c.size for c in gone)
+            break
+        try:
+            for batch in _batches(found):
+                did = _drop_rows(db, locks, n, found, batch)
+                seqs += did[0]
+                calls, size = calls + did[1], size + did[2]
+                time.sleep(PAUSE)
+            break
+        except _Changed:
+            continue
+    objects = 0
+    if sweep:
+        mark = _Mark(db, n, set(seqs) if dry_run else set())
+        _probe.at("sweep.marked")
+        if dry_run:
+            objects, freed = len(mark.garbage), sum(mark.garbage.values())
+        else:
+            objects, freed = mark.delete()
+        size += freed
+    return Pruned(tuple(seqs), calls, objects, size)
+
+
+# -- rows
+
+
+def _begins(branches: list[Any]) -> dict[int, int]:
+    begins: dict[int, int] = {}
+    for _head, _fork, line, step in branches:
+        begins[line] = min(step, begins.get(line, step))
+    return begins
+
+
+def _look(db: Database, locks: LockFile, n: int, wanted: set[int], space: str) -> _Found:
+    st = sql("sqlite_sweep")
+    with db.reading() as conn:
+        counters = conn.rows("SELECT next_call, next_pause FROM sp_tasks WHERE n = ?", (n,))
+        branches = conn.rows(st["branches"], (n,))
+        calls = all_calls(conn, n)
+        pauses = [PauseBase._make(row) for row in conn.rows(st["pauses"], (n,))]
+        live = live_fence(conn, locks, n)
+    if not counters:
+        return _Found({}, None, 0, 0, [], {}, {})
+    kept = {seq for row in branches for seq in row[:2]}
+    kept |= retention.stood_on([retention.At(*row[2:]) for row in branches], calls, pauses, live)
+    gone = [
+        (seq, size)
+        for _, seq, of, pinned, size in _pages(db, "checkpoint_sizes", n << 32, (n << 32) | 0xFFFFFFFF)
+        if seq in wanted and of == space and not pinned and seq not in kept
+    ]
+    bases = {seq for seq, _ in gone}
+    by_call: dict[int, list[CallBase]] = defaultdict(list)
+    by_pause: dict[int, list[PauseBase]] = defaultdict(list)
+    for call in calls:
+        if call.base_seq in bases:
+            by_call[call.base_seq].append(call)
+    for pause in pauses:
+        if pause.base_seq in bases:
+            by_pause[pause.base_seq].append(pause)
+    next_call, next_pause = counters[0]
+    return _Found(_begins(branches), live, next_call, next_pause, gone, by_call, by_pause)
+
+
+def _pages(db: Database, statement: str, first: Any, *more: Any) -> Iterator[tuple[Any, ...]]:
+    """Rows in the order of their first column, a page at a time, each page a snapshot of its own."""
+    text = sql("sqlite_sweep")[statement]
+    while True:
+        with db.reading() as conn:
+            rows = conn.rows(text, (first, *more, PAGE))
+        yield from rows
+        if len(rows) < PAGE:
+            return
+        first = rows[-1][0]
+
+
+def _batches(found: _Found) -> Iterator[list[tuple[int, int]]]:
+    batch: list[tuple[int, int]] = []
+    weight = 0
+    for seq, size in found.gone:
+        batch.append((seq, size))
+        weight += 1 + len(found.calls.get(seq, ())) + len(found.pauses.get(seq, ()))
+        if weight >= ROWS:
+            yield batch
+            batch, weight = [], 0
+    if batch:
+        yield batch
+
+
+def _drop_rows(
+    db: Database, locks: LockFile, n: int, found: _Found, batch: list[tuple[int, int]]
+) -> tuple[list[int], int, int]:
+    st = sql("sqlite_sweep")
+    with db.writing(False) as conn:
+        branches = conn.rows(st["branches"], (n,))
+        for line, step in _begins(branches).items():
+            if step < found.begins.get(line, step + 1):
+                raise _Changed  # a head came back to where calls are needed again, or a line has one that had none
+        if (live := live_fence(conn, locks, n)) is not None and live != found.live:
+            raise _Changed
+        kept = {seq for row in branches for seq in row[:2]}
+        # A call that is passed and settled may only have been opened again, or be new; both keep what they stand on.
+        kept.update(seq for (seq,) in conn.rows(st["newer_bases"], (n, key(n, found.next_call), key(n, found.next_pause))))
+        there: set[int] = set()
+        for seq, _ in batch:
+            there.update(s for (s,) in conn.rows(st["still_there"], (key(n, seq),)))
+        gone = [(seq, size) for seq, size in batch if seq in there and seq not in kept]
+        calls = [call for seq, _ in gone for call in found.calls.get(seq, ())]
+        conn.executemany(st["drop_checkpoint"], [(key(n, seq),) for seq, _ in gone])
+        conn.executemany(st["drop_call"], [(key(n, call.no),) for call in calls])
+        conn.executemany(st["drop_pause"], [(key(n, p.no),) for seq, _ in gone for p in found.pauses.get(seq, ())])
+        conn.execute(st["dropped"], (n, len(gone)))
+        _probe.at("sweep.rows")
+    return [seq for seq, _ in gone], len(calls), sum(size for _, size in gone) + sum(call.size for call in calls)
+
+
+# -- objects
+
+
+class _Mark:
+    """What is reached, found out without the lock up to the rows of a number, and kept true under it."""
+
+    def __init__(self, db: Database, n: int, without: set[int]) -> None:
+        self.db = db
+        self.n = n
+        first, last = n << 32, (n << 32) | 0xFFFFFFFF
+        with db.reading() as conn:
+            self.at = self._at(conn)
+            stages = {k for (k,) in conn.rows("SELECT k FROM sp_stages WHERE n = ?", (n,))}
+        roots = [refs for _, seq, refs in _pages(db, "roots", first, last) if seq not in without]
+        self.versions: dict[int, int] = {}
+        for _, no, version, base_seq, args_refs, result_refs in _pages(db, "call_roots", first, last):
+            self.versions[no] = version
+            if base_seq not in without:
+                roots += [refs for refs in (args_refs, result_refs) if refs]
+        self.garbage: dict[bytes, int] = {}
+        """Names that nothing reaches, with the bytes of each."""
+        inner: dict[bytes, bytes] = {}
+        for name, refs, stage, size in _pages(db, "object_sizes", b"", n):
+            self.garbage[name] = 16 + len(refs) + size
+            if refs:
+                inner[name] = refs
+            if stage in stages:
+                roots.append(name + refs)
+        # Only what is there counts as reached: something that is not may come again, with what it reaches.
+        self.reached: set[bytes] = set()
+        todo = names(set(roots))
+        while todo:
+            new = [name for name in todo if self.garbage.pop(name, None) is not None]
+            self.reached.update(new)
+            todo = [name for name in names({inner.get(name, b"") for name in new}) if name not in self.reached]
+
+    def _at(self, conn: Connection) -> tuple[Any, ...]:
+        found = conn.rows("SELECT next_seq, next_call, last_commit FROM sp_tasks WHERE n = ?", (self.n,))
+        return tuple(found[0]) if found else (0, 0, "")
+
+    def delete(self) -> tuple[int, int]:
+        """Delete the garbage, less what has come to be reached meanwhile; how many, and how many bytes."""
+        st, n, count, size = sql("sqlite_sweep"), self.n, 0, 0
+        while self.garbage:
+            with self.db.writing(False) as conn:
+                self._follow(conn)
+                stages = {k for (k,) in conn.rows("SELECT k FROM sp_stages WHERE n = ?", (n,))}
+                batch = [(name, self.garbage.pop(name)) for name in list(_first(self.garbage, OBJECTS))]
+                gone = []
+                for name, bytes_ in batch:
+                    for k, stage in conn.rows(st["object_at"], (n, name)):
+                        if stage not in stages:
+                            gone.append((k,))
+                            size += bytes_
+                conn.executemany(st["drop_object"], gone)
+                if gone:
+                    conn.execute(st["swept"], (n, 0))  # a big save on its way sends again what this took
+                count += len(gone)
+                _probe.at("sweep.objects")
+            time.sleep(PAUSE)
+        return count, size
+
+    def _follow(self, conn: Connection) -> None:
+        """Under the lock: mark from all that was written since the last look."""
+        now = self._at(conn)
+        if now == self.at:
+            return
+        st, n = sql("sqlite_sweep"), self.n
+        next_seq = self.at[0]
+        last = (n << 32) | 0xFFFFFFFF
+        roots = [refs for _, _, refs in conn.rows(st["roots"], (key(n, next_seq - 1), last, -1))]
+        for no, version in conn.rows(st["call_versions"], (n,)):
+            if self.versions.get(no) != version:
+                self.versions[no] = version
+                for _, _, _, _, *refs in conn.rows(st["call_roots"], (key(n, no) - 1, key(n, no), 1)):
+                    roots += [run for run in refs if run]
+        todo = [name for name in names(set(roots)) if name not in self.reached]
+        while todo:
+            found = []
+            for i in range(0, len(todo), 500):
+                part = todo[i : i + 500]
+                found += conn.rows(st["level_refs"], (b"".join(part), n, len(part)))
+            for name, _ in found:
+                self.reached.add(name)
+                self.garbage.pop(name, None)
+            todo = [name for name in names({refs for _, refs in found}) if name not in self.reached]
+        self.at = now
+
+
+def _first(found: dict[bytes, int], most: int) -> Iterator[bytes]:
+    for i, name in enumerate(found):
+        if i == most:
+            return
+        yield name
