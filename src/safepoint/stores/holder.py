@@ -14,14 +14,14 @@ import msgspec
 from safepoint.errors import LeaseHeld
 from safepoint.model import from_us
 
-__all__ = ["describe", "is_local", "is_stopped", "lease_held", "read"]
+__all__ = ["boot_id", "describe", "is_local", "is_stopped", "lease_held", "read"]
 
 # The state letters of a stopped and of a traced process in /proc/<pid>/stat.
 _STOPPED = (b"T", b"t")
 
 
 @cache
-def _boot_id() -> str:
+def boot_id() -> str:
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as f:
             return f.read().strip()
@@ -42,7 +42,7 @@ def describe(program: str | None = None, **more: Any) -> bytes:
         {
             "pid": os.getpid(),
             "host": platform.node(),
-            "boot_id": _boot_id(),
+            "boot_id": boot_id(),
             "pid_ns": _pid_namespace(),
             "program": os.path.basename(sys.argv[0] if sys.argv else "") if program is None else program,
             **more,
@@ -63,7 +63,7 @@ def is_local(holder: dict[str, Any]) -> bool:
     """Whether the holder's pid means the same process here: same boot of the same host, same pid namespace."""
     return bool(
         holder.get("boot_id")
-        and holder.get("boot_id") == _boot_id()
+        and holder.get("boot_id") == boot_id()
         and holder.get("host") == platform.node()
         and holder.get("pid_ns") == _pid_namespace()
     )

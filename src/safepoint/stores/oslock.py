@@ -126,6 +126,25 @@ class LockFile:
             fcntl.lockf(opened.fd, fcntl.LOCK_UN, 1, byte)
             return False
 
+    # -- bytes: locks are on numbers, and do not mind what lies there
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        with _lock:
+            return os.pread(self._usable().fd, size, offset)
+
+    def write_at(self, offset: int, data: bytes) -> None:
+        with _lock:
+            os.pwrite(self._usable().fd, data, offset)
+
+    def flush(self) -> None:
+        with _lock:
+            os.fsync(self._usable().fd)
+
+    def _usable(self) -> _Open:
+        # Without asking each time whether the file is still there: the next lock asks.
+        opened = self._opened
+        return opened if opened is not None and opened.fd >= 0 else self._open()
+
     def close(self) -> None:
         """Forget the file. Its descriptor stays open while any claim on it lives."""
         with _lock:

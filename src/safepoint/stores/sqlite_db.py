@@ -123,6 +123,8 @@ class Database:
         self._reader_stale = False
         self._inode = (0, 0)
         self._sync = ""
+        self.name = ""
+        """What the file is called inside."""
         self.busy: object | None = None
         self.reader_busy: object | None = None
         self._got_write = self._got_read = False
@@ -246,7 +248,7 @@ class Database:
                         f"{self.path} cannot use a write-ahead log", "", "Put it on a local disk.", path=self.path
                     )
                 conn.execute("PRAGMA wal_autocheckpoint=1000")
-                prepare(conn, self.path)
+                self.name = prepare(conn, self.path)
             except (apsw.BusyError, apsw.LockedError) as error:
                 # The switch to WAL does not ask the busy handler when two do it at once.
                 _shut(conn)

@@ -20,6 +20,8 @@ from safepoint.stores import refusals
 from safepoint.stores.oslock import Claim, LockFile
 from safepoint.stores.sqlite_db import CommitFailed, Connection, Database, sql
 from safepoint.stores.sqlite_schema import branch_sum
+from safepoint.stores.sqlite_witness import Watched
+from safepoint.stores.witness import Slot
 
 __all__ = ["Leases", "now", "patch_task"]
 
@@ -39,7 +41,7 @@ class Claimed(Protocol):
     def state(self) -> str | None: ...
 
 
-class Leases:
+class Leases(Watched):
     """Needs ``_db`` and ``_locks`` from the store."""
 
     _db: Database
@@ -78,24 +80,29 @@ class Leases:
         try:
             try:
                 with self._db.writing(True) as conn:
-                    grant = self._take(conn, task, holder, claim, steal)
+                    n, grant = self._take(conn, task, holder, claim, steal)
+                    slot = self._slot(conn, n)
             except CommitFailed as failed:
                 assert grant is not None
                 self._settle_lease(task, grant.guard, failed.cause)
             _probe.at("acquire.after")
             assert grant is not None
+            self._witness.write(self._db.name, n, task, slot, sync=True)
             self._claims[claim.byte] = claim
             return grant
         except BaseException:
             claim.free()
             raise
 
-    def _take(self, conn: Connection, task: str, holder: bytes, claim: Claim, steal: bool) -> Grant:
+    def _take(self, conn: Connection, task: str, holder: bytes, claim: Claim, steal: bool) -> tuple[int, Grant]:
         found = conn.rows(self._sql["lease"], (task,))
         if not found:
             n = conn.rows(self._sql["new_task"], (task, now(), branch_sum(task, "main")))[0][0]
+            self._refuse_taken(conn, n, task)
             found = [(n, *[None] * 8)]
-        n, fence, _token, lease_id, locks, state, old, since, presumed = found[0]
+        else:
+            self._refuse_older(conn, found[0][0], task, *found[0][9:])
+        n, fence, _token, lease_id, locks, state, old, since, presumed = found[0][:9]
         held = self._locks.is_held(lease_id, locks) if state == "held" else False
         if state is None:
             # A receiver may have seen the fences of a deleted task of this name.
@@ -111,7 +118,7 @@ class Leases:
         guard = Guard(fence + 1, secrets.token_hex(16))
         conn.execute(self._sql["take"], (n, *guard, claim.byte, claim.file, holder, now(), presumed))
         conn.execute(self._sql["taken"], (now(), n))
-        return Grant(guard, previous, presumed, claim)
+        return n, Grant(guard, previous, presumed, claim)
 
     def _settle_lease(self, task: str, guard: Guard, cause: SafepointError) -> None:
         try:
@@ -124,6 +131,7 @@ class Leases:
             raise cause
 
     def release(self, task: str, grant: Grant, patch: TaskPatch | None = None) -> None:
+        slot: Slot | None = None
         try:
             with self._db.writing(True) as conn:
                 found = conn.rows(self._sql["lease"], (task,))
@@ -132,6 +140,7 @@ class Leases:
                     conn.execute(self._sql["give_back"], (n, *grant.guard))
                     patch_task(conn, n, task, patch)
                     conn.execute(self._sql["touch"], (now(), n))
+                    slot = self._slot(conn, n)
         except CommitFailed as failed:
             raise Unavailable(
                 f"whether task {task!r} was released is not known",
@@ -140,6 +149,8 @@ class Leases:
                 task=task,
                 unknown=True,
             ) from failed.cause
+        if slot is not None:
+            self._witness.write(self._db.name, n, task, slot, sync=True)
         # After the row: the other way round, the holder would look dead for a moment.
         self.abandon(task, grant)
         _probe.at("release.after")

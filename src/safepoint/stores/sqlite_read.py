@@ -6,12 +6,15 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from safepoint.errors import Damaged
 from safepoint.model import Obj
 from safepoint.rows import BranchRow, CallRow, CheckpointRow, Guard, LeaseRow, PauseRow, TaskRow
 from safepoint.stores import holder as people
 from safepoint.stores import sqlite_rows
 from safepoint.stores.sqlite_db import Connection
 from safepoint.stores.sqlite_rows import key, reads
+from safepoint.stores.sqlite_schema import branch_sum
+from safepoint.stores.sqlite_witness import At, Watched
 
 if TYPE_CHECKING:
     from safepoint.stores.oslock import LockFile
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 MOST = (1 << 32) - 1
 
 
-class Reads:
+class Reads(Watched):
     """Needs ``_db`` and ``_locks`` from the store."""
 
     _db: Database
@@ -29,7 +32,18 @@ class Reads:
     def task(self, task: str) -> TaskRow | None:
         with self._db.reading() as conn:
             found = conn.rows(reads()["tasks"] + " WHERE t.task = ?", (task,))
-        return sqlite_rows.task(found[0]) if found else None
+        if not found:
+            self._settle_doubt(task)
+            return None
+        *_, n, writes, total = found[0]
+        row = sqlite_rows.task(found[0])
+        if row.task != task:
+            raise self._unsound(task, "its entry in the index of names leads to another task")
+        if total is not None and total != branch_sum(task, row.branch):
+            raise self._unsound(task, "the name of its current branch is not what was written")
+        if self._is_stale(task, n, row.created_at, writes):
+            self._settle_doubt(task)
+        return row
 
     def tasks(self, *, after: str | None = None, limit: int = 200) -> list[TaskRow]:
         # UTF-8 compared byte by byte is code point order.
@@ -38,45 +52,87 @@ class Reads:
             where = " WHERE t.task > ?1 ORDER BY t.task LIMIT ?2"
         with self._db.reading() as conn:
             found = conn.rows(reads()["tasks"] + where, (after, limit))
-        return [sqlite_rows.task(row) for row in found]
+        rows = [sqlite_rows.task(row) for row in found]
+        self._refuse_lost_tasks(
+            {row.task: (columns[-3], row.created_at, columns[-2]) for row, columns in zip(rows, found, strict=True)},
+            whole=len(rows) < limit,
+        )
+        return rows
 
     def branches(self, task: str, space: str = "") -> list[BranchRow]:
         with self._db.reading() as conn:
+            at = self._at(conn, task)
             found = conn.rows(reads()["branches"], (task, space))
+        self._compare_at(task, at)
         return [sqlite_rows.branch(row) for row in found]
 
     def read(
         self, task: str, *, space: str = "", seq: int | None = None, branch: str | None = None, id: str | None = None
     ) -> tuple[CheckpointRow, Mapping[bytes, Obj]] | None:
+        named = seq is not None or id is not None
         with self._db.reading() as conn:
-            if id is not None:
-                at = conn.rows(reads()["by_id"], (space, id, task))
-            elif seq is not None:
-                at = [(row[0], seq) for row in conn.rows(reads()["number"], (task,))]
-            else:
-                at = conn.rows(reads()["head_of"], (task, space, branch))
-            if not at:
-                return None
-            n, number = at[0]
-            found = conn.rows(sqlite_rows.GET_CHECKPOINT, (key(n, number),))
+            # What is named by its own number or id is served whatever is wrong with the task around it.
+            at = self._at(conn, task, careful=not named)
+            answer, error = (None, None) if at is None else self._read(conn, at, task, space, seq, branch, id)
+        if answer is None or not named:
+            self._compare_at(task, at)
+        if error is not None:
+            raise error
+        return answer
+
+    def _read(
+        self, conn: Connection, at: At, task: str, space: str, seq: int | None, branch: str | None, id: str | None
+    ) -> tuple[tuple[CheckpointRow, Mapping[bytes, Obj]] | None, Damaged | None]:
+        """The answer, or what is wrong if there should be one; neither of them if the checkpoint does not exist."""
+        n, number, head = at.n, seq, None
+        if id is not None:
+            found = conn.rows(reads()["seq_of_id"], (n, space, id))
             if not found:
-                return None
-            row = sqlite_rows.checkpoint(found[0])
-            if row.space != space:
-                return None
-            return row, _closure(conn, n, [row.refs])
+                lost = conn.rows(reads()["of_id"], (n, space, id))
+                return None, self._unsound(task, "an id is missing in its index") if lost else self._missing(conn, at)
+            number = found[0][0]
+        elif number is None:
+            found = conn.rows(reads()["head"], (n, space, at.branch if branch is None else branch))
+            if not found:
+                # No checkpoint goes without a head on its branch, and no task's own ones without a current branch.
+                lost = conn.rows(reads()["of_branch"], (n, space, branch if branch is not None or not space else at.branch))
+                return None, self._unsound(task, "a head of its branches is missing") if lost else None
+            number, head = found[0]
+        found = conn.rows(sqlite_rows.GET_CHECKPOINT, (key(n, number),))
+        if not found:
+            if seq is not None:
+                return None, self._missing(conn, at)
+            return None, self._unsound(task, f"checkpoint {number} is missing", seq=number)
+        row = sqlite_rows.checkpoint(found[0])
+        if row.seq != number or row.id != (id or head or row.id):
+            return None, self._unsound(task, f"what is found as checkpoint {number} is another one", seq=number)
+        if row.space != space:
+            if seq is None:
+                return None, self._unsound(task, f"checkpoint {number} is of another space", seq=number)
+            row.check(task, f"checkpoint {number}")
+            return None, None
+        return (row, _closure(conn, n, [row.refs])), None
+
+    def _missing(self, conn: Connection, at: At) -> Damaged | None:
+        there = conn.rows(reads()["count_checkpoints"], (at.n,))[0][0]
+        return self._short(at.task, "checkpoints", there, at.checkpoints)
 
     def headers(
         self, task: str, *, space: str = "", branch: str | None = None, before: int | None = None, limit: int | None = None
     ) -> list[CheckpointRow]:
         last = MOST if before is None else min(before - 1, MOST)
         statement = reads()["headers_of_space" if space else "headers"]
+        found, error = [], None
         with self._db.reading() as conn:
-            at = conn.rows(reads()["number"], (task,))
-            if not at or last < 0:
-                return []
-            most = -1 if limit is None else max(limit, 0)
-            found = conn.rows(statement, (at[0][0], last, space, branch, most))
+            at = self._at(conn, task)
+            if at is not None and last >= 0:
+                most = -1 if limit is None else max(limit, 0)
+                found = conn.rows(statement, (at.n, last, space, branch, most))
+                if limit is None or len(found) < limit:  # the end was reached: are they all there?
+                    error = self._missing(conn, at)
+        self._compare_at(task, at)
+        if error is not None:
+            raise error
         return [sqlite_rows.header(row) for row in found]
 
     def calls(
@@ -89,26 +145,42 @@ class Reads:
         bodies: bool = True,
         limit: int | None = None,
     ) -> tuple[list[CallRow], Mapping[bytes, Obj]]:
+        rows: list[CallRow] = []
+        objects: dict[bytes, Obj] = {}
+        error = None
         with self._db.reading() as conn:
-            at = conn.rows(reads()["number"], (task,))
-            if not at:
-                return [], {}
-            n = at[0][0]
-            most = -1 if limit is None else max(limit, 0)
-            if nos is None:
-                found = conn.rows(reads()["calls"], (n, line, from_step, most))
-            else:
-                wanted = json.dumps([no for no in nos if 0 < no <= MOST])
-                found = conn.rows(reads()["calls_by_no"], (n, line, from_step, most, wanted))
-            rows = [sqlite_rows.call(row) for row in reversed(found)]
-            if not bodies:
-                return rows, {}
-            return rows, _closure(conn, n, [refs for row in rows for refs in (row.args_refs, row.result_refs)])
+            at = self._at(conn, task)
+            if at is not None:
+                n = at.n
+                most = -1 if limit is None else max(limit, 0)
+                if nos is None:
+                    found = conn.rows(reads()["calls"], (n, line, from_step, most))
+                    whole = limit is None or len(found) < limit
+                else:
+                    wanted = {no for no in nos if 0 < no <= MOST}
+                    found = conn.rows(reads()["calls_by_no"], (n, line, from_step, most, json.dumps(sorted(wanted))))
+                    whole = len(found) < len(wanted)
+                if whole:  # a lost row would be a call that is made again
+                    there = conn.rows(reads()["count_calls"], (n,))[0][0]
+                    error = self._short(task, "calls", there, at.calls)
+                rows = [sqlite_rows.call(row) for row in reversed(found)]
+                if bodies:
+                    objects = _closure(conn, n, [refs for row in rows for refs in (row.args_refs, row.result_refs)])
+        self._compare_at(task, at)
+        if error is not None:
+            raise error
+        return rows, objects
 
     def pauses(self, task: str) -> list[PauseRow]:
+        found, error = [], None
         with self._db.reading() as conn:
-            at = conn.rows(reads()["number"], (task,))
-            found = conn.rows(sqlite_rows.GET_PAUSES, at[0]) if at else []
+            at = self._at(conn, task)
+            if at is not None:
+                found = conn.rows(sqlite_rows.GET_PAUSES, (at.n,))
+                error = self._short(task, "pauses", len(found), at.pauses)
+        self._compare_at(task, at)
+        if error is not None:
+            raise error
         return [sqlite_rows.pause(row) for row in found]
 
     def lease(self, task: str) -> LeaseRow | None:

@@ -111,6 +111,7 @@ def task(found: tuple[Any, ...]) -> TaskRow:
         doubt,
         asked,
         n,
+        *_,
     ) = found
     return TaskRow(
         task=name,

@@ -6,6 +6,7 @@ so that a process killed in it leaves the file as it was, and of two that come a
 
 from __future__ import annotations
 
+import secrets
 import zlib
 from importlib import resources
 from typing import TYPE_CHECKING
@@ -29,10 +30,17 @@ def branch_sum(task: str, branch: str) -> int:
     return zlib.crc32(f"{task}\0{branch}".encode())
 
 
-def prepare(conn: Connection, path: str) -> None:
-    """Bring the file to this schema."""
-    if _version(conn, path) == SCHEMA:
-        return
+def prepare(conn: Connection, path: str) -> str:
+    """Bring the file to this schema; returns what the file is called inside."""
+    if _version(conn, path) != SCHEMA:
+        _migrate(conn, path)
+    found = conn.rows("SELECT value FROM sp_meta WHERE key = 'store'")
+    if not found or not isinstance(found[0][0], str):
+        raise Damaged(f"{path} does not say what it is called", "", "Restore it from a backup.", path=path)
+    return str(found[0][0])
+
+
+def _migrate(conn: Connection, path: str) -> None:
     conn.execute("BEGIN IMMEDIATE")
     try:
         version = _version(conn, path)
@@ -46,6 +54,7 @@ def prepare(conn: Connection, path: str) -> None:
             conn.execute("INSERT INTO sp_meta VALUES ('schema', 0), ('nonce', 0), ('fence', 0)")
         if version < 2:
             _step(conn, 2)
+            conn.execute("INSERT INTO sp_meta VALUES ('store', ?)", (secrets.token_hex(16),))
             _count(conn)
         if version < SCHEMA:
             conn.execute("UPDATE sp_meta SET value = ? WHERE key = 'schema'", (SCHEMA,))
@@ -53,11 +62,13 @@ def prepare(conn: Connection, path: str) -> None:
                 conn.execute(f"PRAGMA user_version={SCHEMA}")
         _probe.at("migrate.before")
         conn.execute("COMMIT")
-        _probe.at("migrate.after")
     except BaseException:
         if conn.in_transaction:
             conn.execute("ROLLBACK")
         raise
+    _probe.at("migrate.after")
+    # Into the file itself: where the log is lost later, what is left must still be known as this store.
+    conn.rows("PRAGMA wal_checkpoint(FULL)")
 
 
 def _step(conn: Connection, number: int) -> None:

@@ -7,11 +7,18 @@ ALTER TABLE sp_tasks ADD COLUMN calls INTEGER DEFAULT 0;
 ALTER TABLE sp_tasks ADD COLUMN pauses INTEGER DEFAULT 0;
 -- CRC-32 of task and current branch: a branch by another name may exist, and be taken for the current one. NULL: not known.
 ALTER TABLE sp_tasks ADD COLUMN branch_sum INTEGER;
+-- Rises with every write that is acknowledged as durable, and is compared with the witness: see stores/witness.py.
+ALTER TABLE sp_tasks ADD COLUMN writes INTEGER NOT NULL DEFAULT 0;
 
--- tasks: how many there are.
-INSERT INTO sp_meta (key, value) VALUES ('tasks', 0);
+-- tasks: how many there are. last: the highest n that was ever given, so that none comes twice. store: what the file is called
+-- by its witness (set with the step).
+INSERT INTO sp_meta (key, value) VALUES ('tasks', 0), ('last', (SELECT coalesce(max(n), 0) FROM sp_tasks));
 
-CREATE TRIGGER sp_tasks_more AFTER INSERT ON sp_tasks BEGIN UPDATE sp_meta SET value = value + 1 WHERE key = 'tasks'; END;
+CREATE TRIGGER sp_tasks_more AFTER INSERT ON sp_tasks
+BEGIN
+    UPDATE sp_meta SET value = value + 1 WHERE key = 'tasks';
+    UPDATE sp_meta SET value = max(value, NEW.n) WHERE key = 'last';
+END;
 CREATE TRIGGER sp_tasks_less AFTER DELETE ON sp_tasks BEGIN UPDATE sp_meta SET value = value - 1 WHERE key = 'tasks'; END;
 -- Before, since a row that is written again replaces itself without firing a trigger of deletion.
 CREATE TRIGGER sp_calls_more BEFORE INSERT ON sp_calls WHEN NOT EXISTS (SELECT 1 FROM sp_calls WHERE k = NEW.k)

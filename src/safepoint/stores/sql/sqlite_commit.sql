@@ -2,7 +2,8 @@
 
 -- Three statements and not one with joins: SQLite prepares such a one anew at each call, which takes five times as long.
 -- name: look
-SELECT n, next_seq, next_call, next_pause, next_line, position, branch, last_commit FROM sp_tasks WHERE task = ?
+SELECT n, next_seq, next_call, next_pause, next_line, position, branch, last_commit, created_at, writes
+FROM sp_tasks WHERE task = ?
 
 -- name: look_lease
 SELECT fence, token, lease_id, locks, state, holder, acquired_at FROM sp_leases WHERE task = ?
@@ -24,14 +25,15 @@ INSERT INTO sp_tasks (n, task, status, branch, created_at, updated_at, branch_su
 VALUES (
     coalesce(
         (SELECT n FROM sp_stages WHERE task = ?1 AND n NOT IN (SELECT n FROM sp_tasks) LIMIT 1),
-        1 + max((SELECT coalesce(max(n), 0) FROM sp_tasks), (SELECT coalesce(max(n), 0) FROM sp_stages))
+        1 + max((SELECT value FROM sp_meta WHERE key = 'last'), (SELECT coalesce(max(n), 0) FROM sp_stages))
     ),
     ?1, 'idle', 'main', ?2, ?2, ?3)
 RETURNING n
 
 -- name: set_task
 UPDATE sp_tasks SET next_seq = ?2, next_call = ?3, next_pause = ?4, next_line = ?5, position = ?6, branch = ?7,
-    checkpoints = checkpoints + ?8, last_commit = ?9, updated_at = ?10, branch_sum = ?11
+    checkpoints = checkpoints + ?8, last_commit = ?9, updated_at = ?10, branch_sum = ?11,
+    writes = writes + 1
 WHERE n = ?1
 
 -- name: patch_task
@@ -55,7 +57,7 @@ INSERT INTO sp_branches (task, space, name, head_seq, head_id, line, forked_from
 UPDATE sp_branches SET head_seq = ?4, head_id = ?5 WHERE task = ?1 AND space = ?2 AND name = ?3
 
 -- name: lease
-SELECT t.n, l.fence, l.token, l.lease_id, l.locks, l.state, l.holder, l.acquired_at, l.presumed
+SELECT t.n, l.fence, l.token, l.lease_id, l.locks, l.state, l.holder, l.acquired_at, l.presumed, t.created_at, t.writes
 FROM sp_tasks t LEFT JOIN sp_leases l ON l.task = t.n WHERE t.task = ?
 
 -- name: take
@@ -66,13 +68,13 @@ VALUES (?, ?, ?, ?, ?, 'held', ?, ?, ?)
 SELECT value FROM sp_meta WHERE key = 'fence'
 
 -- name: taken
-UPDATE sp_tasks SET status = 'running', attempts = attempts + 1, updated_at = ? WHERE n = ?
+UPDATE sp_tasks SET status = 'running', attempts = attempts + 1, updated_at = ?, writes = writes + 1 WHERE n = ?
 
 -- name: give_back
 UPDATE sp_leases SET state = 'released' WHERE task = ? AND fence = ? AND token = ?
 
 -- name: touch
-UPDATE sp_tasks SET updated_at = ? WHERE n = ?
+UPDATE sp_tasks SET updated_at = ?, writes = writes + 1 WHERE n = ?
 
 -- name: nonce
 UPDATE sp_meta SET value = value + 1 WHERE key = 'nonce'
@@ -89,7 +91,7 @@ VALUES (
     coalesce(
         (SELECT n FROM sp_tasks WHERE task = ?1),
         (SELECT n FROM sp_stages WHERE task = ?1 AND n NOT IN (SELECT n FROM sp_tasks) LIMIT 1),
-        1 + max((SELECT coalesce(max(n), 0) FROM sp_tasks), (SELECT coalesce(max(n), 0) FROM sp_stages))
+        1 + max((SELECT value FROM sp_meta WHERE key = 'last'), (SELECT coalesce(max(n), 0) FROM sp_stages))
     ),
     ?1, ?2)
 RETURNING k, n

@@ -7,7 +7,7 @@ SELECT t.task, t.status, t.branch, b.head_seq, b.head_id, coalesce(c.step, 0), t
         AND line = coalesce(b.line, 1) AND step >= coalesce(c.step, 0)),
     (SELECT count(*) FROM sp_pauses WHERE k BETWEEN t.n << 32 AND t.n << 32 | 4294967295 AND status = 'open'
         AND line = coalesce(b.line, 1) AND step >= coalesce(c.step, 0)),
-    t.checkpoints
+    t.checkpoints, t.n, t.writes, t.branch_sum
 FROM sp_tasks t
 LEFT JOIN sp_branches b ON b.task = t.n AND b.space = '' AND b.name = t.branch
 LEFT JOIN sp_checkpoints c ON c.k = (t.n << 32 | b.head_seq)
@@ -19,13 +19,6 @@ FROM sp_branches b JOIN sp_tasks t ON t.n = b.task WHERE t.task = ? AND b.space 
 
 -- name: number
 SELECT n FROM sp_tasks WHERE task = ?
-
--- name: head_of
-SELECT t.n, b.head_seq FROM sp_tasks t JOIN sp_branches b ON b.task = t.n AND b.space = ?2 AND b.name = coalesce(?3, t.branch)
-WHERE t.task = ?1
-
--- name: by_id
-SELECT t.n, c.seq FROM sp_tasks t JOIN sp_checkpoints c ON c.task = t.n AND c.space = ? AND c.id = ? WHERE t.task = ?
 
 -- The names in one blob, cut out one by one. Counted by LIMIT: length(?1) in there would copy the blob for each name.
 -- name: level
@@ -53,3 +46,60 @@ WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | ?2 AND space = ?3 AND (?4 IS NULL OR bra
 -- name: headers_of_space
 SELECT {header} FROM sp_checkpoints
 WHERE task = ?1 AND space = ?3 AND space != '' AND seq <= ?2 AND (?4 IS NULL OR branch = ?4) ORDER BY seq DESC LIMIT ?5
+
+-- What is compared with the witness and with the counts.
+
+-- name: at
+SELECT n, task, created_at, writes, branch, branch_sum, checkpoints, calls, pauses FROM sp_tasks WHERE task = ?
+
+-- name: head
+SELECT head_seq, head_id FROM sp_branches WHERE task = ? AND space = ? AND name = ?
+
+-- name: of_branch
+SELECT 1 FROM sp_checkpoints
+WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295 AND space = ?2 AND (?3 IS NULL OR branch = ?3) LIMIT 1
+
+-- name: of_id
+SELECT 1 FROM sp_checkpoints NOT INDEXED
+WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295 AND space = ?2 AND id = ?3 LIMIT 1
+
+-- name: seq_of_id
+SELECT seq FROM sp_checkpoints WHERE task = ? AND space = ? AND id = ?
+
+-- name: count_checkpoints
+SELECT count(*) FROM sp_checkpoints WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295
+
+-- name: count_calls
+SELECT count(*) FROM sp_calls WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295
+
+-- name: slot
+SELECT t.created_at, t.writes, t.position, coalesce(l.fence, 0), t.next_seq, t.next_call, t.next_pause, t.next_line
+FROM sp_tasks t LEFT JOIN sp_leases l ON l.task = t.n WHERE t.n = ?
+
+-- name: tasks_there
+SELECT (SELECT value FROM sp_meta WHERE key = 'tasks'), (SELECT count(*) FROM sp_tasks)
+
+-- name: accept_numbers
+UPDATE sp_tasks SET writes = max(writes, ?2) + 1, position = max(position, ?3), next_seq = max(next_seq, ?4),
+    next_call = max(next_call, ?5), next_pause = max(next_pause, ?6), next_line = max(next_line, ?7)
+WHERE n = ?1
+
+-- name: accept_fence
+UPDATE sp_leases SET fence = max(fence, ?2) WHERE task = ?1
+
+-- name: accept_fence_floor
+UPDATE sp_meta SET value = max(value, ?) WHERE key = 'fence'
+
+-- name: accept_last
+UPDATE sp_meta SET value = max(value, ?) WHERE key = 'last'
+
+-- name: accept_tasks
+UPDATE sp_meta SET value = (SELECT count(*) FROM sp_tasks) WHERE key = 'tasks'
+
+-- name: accept_counts
+UPDATE sp_tasks SET
+    checkpoints = (SELECT count(*) FROM sp_checkpoints WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295),
+    calls = (SELECT count(*) FROM sp_calls WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295),
+    pauses = (SELECT count(*) FROM sp_pauses WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295),
+    branch_sum = ?2
+WHERE n = ?1

@@ -1,0 +1,213 @@
+"""Whether a SQLite store shows what it acknowledged: against the witness beside it, and against its own counts.
+
+A task is compared where it is read and before it is written to. What is there and whole can be read by its seq or id whatever
+is missing elsewhere, and so can everything by ``walk``; what would answer for the task as a whole is refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from safepoint.errors import Damaged
+from safepoint.stores import witness
+from safepoint.stores.sqlite_db import CommitFailed, Connection
+from safepoint.stores.sqlite_rows import reads
+from safepoint.stores.sqlite_schema import branch_sum
+from safepoint.stores.witness import Slot, Witness, behind
+
+if TYPE_CHECKING:
+    from safepoint.stores.sqlite_db import Database
+
+__all__ = ["At", "Watched"]
+
+
+class At(NamedTuple):
+    """A task's row, as far as reading begins with it."""
+
+    n: int
+    task: str
+    created_at: int
+    writes: int
+    branch: str
+    branch_sum: int | None
+    checkpoints: int
+    calls: int | None
+    pauses: int | None
+
+
+class Watched:
+    """Needs ``_db`` from the store."""
+
+    _db: Database
+    _witness: Witness
+
+    # -- asked by people and by verify
+
+    def rolled_back(self, task: str) -> Damaged | None:
+        """The error that reading this task raises because the store is older than what it acknowledged, if it does."""
+        slots = self._witness.find(self._db.name, task)  # before the snapshot: it may be older than that, not newer
+        with self._db.reading() as conn:
+            at = self._at(conn, task)
+            if at is None:
+                return self._lost(conn, task, slots)
+            return self._older(at, conn, next((slot for n, slot in slots if n == at.n), None))
+
+    def accept(self, task: str) -> None:
+        """Take a task as it stands, also where it is older than what was acknowledged; no number of it will come twice.
+
+        Of a task that is not there at all: accept that it is gone, and with it all others that are.
+        """
+        db, w = self._db, self._witness
+        slot: Slot | None = None
+        try:
+            with db.writing(True) as conn:
+                st = reads()
+                at = self._at(conn, task, careful=False)
+                if at is None:
+                    last = max([n for n, _ in w.find(db.name, task)] + w.beyond(db.name, self._last(conn)), default=0)
+                    for _, slot in w.find(db.name, task):
+                        conn.execute(st["accept_fence_floor"], (slot.fence,))
+                    conn.execute(st["accept_last"], (last,))
+                    conn.execute(st["accept_tasks"])
+                else:
+                    old = w.read(db.name, at.n, task)
+                    if old is None or old.created_at != at.created_at:
+                        old = Slot(at.created_at, *(0,) * 7)
+                    conn.execute(st["accept_numbers"], (at.n, *old[1:3], *old[4:8]))
+                    conn.execute(st["accept_fence"], (at.n, old.fence))
+                    conn.execute(st["accept_fence_floor"], (old.fence,))
+                    conn.execute(st["accept_counts"], (at.n, branch_sum(at.task, at.branch)))
+                    slot = self._slot(conn, at.n)
+        except CommitFailed as failed:
+            raise failed.cause from failed
+        if at is not None and slot is not None:
+            w.write(db.name, at.n, task, slot, sync=True)
+        else:
+            for n, _ in w.find(db.name, task):
+                w.clear(n)
+
+    # -- under the write lock
+
+    def _refuse_older(self, conn: Connection, n: int, task: str, created_at: int, writes: int) -> None:
+        """Refuse to write onto a task that is older than what was acknowledged. Nobody can have gone on meanwhile."""
+        slot = self._witness.read(self._db.name, n, task)
+        if behind(slot, created_at, writes):
+            assert slot is not None
+            raise self._behind(task, conn, n, slot)
+
+    def _refuse_taken(self, conn: Connection, n: int, task: str) -> None:
+        """Refuse to begin a task under a number of which something is known: whose it was, is not known any more."""
+        known = self._witness.read(self._db.name, n)
+        if known is not None:
+            raise self._lost(conn, task, [(n, known)]) or self._gone(task, [n])
+
+    def _slot(self, conn: Connection, n: int) -> Slot:
+        return Slot(*conn.rows(reads()["slot"], (n,))[0])
+
+    # -- in a snapshot
+
+    def _at(self, conn: Connection, task: str, *, careful: bool = True) -> At | None:
+        found = conn.rows(reads()["at"], (task,))
+        if not found:
+            return None
+        at = At._make(found[0])
+        if careful and at.task != task:
+            raise self._unsound(task, "its entry in the index of names leads to another task")
+        if careful and at.branch_sum is not None and at.branch_sum != branch_sum(task, at.branch):
+            raise self._unsound(task, "the name of its current branch is not what was written")
+        return at
+
+    # -- after a snapshot
+
+    def _compare_at(self, task: str, at: At | None) -> None:
+        """Raise unless the task that was read, or found to be absent, is as far as it was acknowledged to be."""
+        # Read after the snapshot, the slot may be newer because the task has gone on: then it is looked at again.
+        if at is None or self._is_stale(task, at.n, at.created_at, at.writes):
+            self._settle_doubt(task)
+
+    def _settle_doubt(self, task: str) -> None:
+        error = self.rolled_back(task)
+        if error is not None:
+            raise error
+
+    def _is_stale(self, task: str, n: int, created_at: int, writes: int) -> bool:
+        return behind(self._witness.read(self._db.name, n, task), created_at, writes)
+
+    def _older(self, at: At, conn: Connection, slot: Slot | None) -> Damaged | None:
+        if not behind(slot, at.created_at, at.writes):
+            return None
+        assert slot is not None
+        return self._behind(at.task, conn, at.n, slot)
+
+    def _behind(self, task: str, conn: Connection, n: int, slot: Slot) -> Damaged:
+        now = self._slot(conn, n)
+        if slot.next_seq > now.next_seq:
+            why = f"checkpoints up to {slot.next_seq - 1} were acknowledged, and the store knows of {now.next_seq - 1}"
+        else:
+            why = f"{slot.writes} writes were acknowledged, and the store knows of {now.writes}"
+        return witness.missing(task, self._db.path, why, known=now.next_seq - 1, acknowledged=slot.next_seq - 1)
+
+    def _lost(self, conn: Connection, task: str, slots: list[tuple[int, Slot]]) -> Damaged | None:
+        """What says that a task which is not found was there; ``slots`` were read before."""
+        last = self._last(conn)
+        for n, slot in slots:
+            if n > last:
+                # No delete_task explains that: a number that was given once stays given.
+                why = f"checkpoints up to {slot.next_seq - 1} were acknowledged, and the store knows nothing of it"
+                return witness.missing(task, self._db.path, why, acknowledged=slot.next_seq - 1)
+            there = conn.rows("SELECT task FROM sp_tasks WHERE n = ?", (n,))
+            if there == [(task,)]:
+                return self._unsound(task, "it is missing in the index of names")
+        made, there = conn.rows(reads()["tasks_there"])[0]
+        if made is not None and made != there:
+            return self._unsound(task, f"the store has {there} of {made} tasks, so it may be one of those that are missing")
+        return None
+
+    def _last(self, conn: Connection) -> int:
+        found = conn.rows("SELECT value FROM sp_meta WHERE key = 'last'")
+        return found[0][0] if found and isinstance(found[0][0], int) else 0
+
+    def _refuse_lost_tasks(self, names: dict[str, tuple[int, int, int]], whole: bool) -> None:
+        """After a listing of (number, created_at, writes) by name: raise if one of them, or with ``whole`` any task, is not as far as it was."""
+        stale = [task for task, row in names.items() if self._is_stale(task, *row)]
+        stale = [task for task in stale if self.rolled_back(task) is not None]
+        beyond = []
+        if whole and (seen := self._beyond()):
+            with self._db.reading() as conn:
+                last = self._last(conn)
+            beyond = [n for n in seen if n > last]
+        if stale or beyond:
+            raise self._gone(stale[0] if stale else f"number {beyond[0]}", beyond, stale)
+        if whole:
+            with self._db.reading() as conn:
+                made, there = conn.rows(reads()["tasks_there"])[0]
+            if made is not None and made != there:
+                raise Damaged(
+                    f"tasks are missing in {self._db.path}",
+                    f"it has {there} of {made}",
+                    "Look with safepoint verify, and mend it with safepoint repair.",
+                    path=self._db.path,
+                )
+
+    def _beyond(self) -> list[int]:
+        with self._db.reading() as conn:
+            last = self._last(conn)
+        return self._witness.beyond(self._db.name, last)
+
+    def _gone(self, task: str, numbers: list[int], stale: list[str] | None = None) -> Damaged:
+        why = f"{len(numbers)} tasks that were acknowledged are not there" if numbers else "the store knows of fewer writes"
+        return witness.missing(task, self._db.path, why, tasks=stale or [], lost=len(numbers))
+
+    def _unsound(self, task: str, why: str, **details: object) -> Damaged:
+        return Damaged(
+            f"task {task!r} in {self._db.path} is damaged",
+            why,
+            "See what is left with safepoint verify; restore the file from a backup, or mend it with safepoint repair.",
+            task=task,
+            path=self._db.path,
+            **details,
+        )
+
+    def _short(self, task: str, kind: str, there: int, made: int | None) -> Damaged | None:
+        """What is wrong with an answer that should be all rows of a kind, and is not."""
+        return None if made is None or there == made else self._unsound(task, f"it has {there} of {made} {kind}")
