@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -10,6 +10,7 @@ import msgspec
 
 from safepoint.codec import chunks, values
 from safepoint.codec.chunks import Packed
+from safepoint.codec.migrating import Migrations, blamed, migrated
 from safepoint.codec.registry import Registry
 from safepoint.errors import Damaged, InvalidState, NewerFormat, NewerSchema, SafepointError
 from safepoint.model import METADATA_LIMIT, Call, Checkpoint, Kind, Metrics, Obj, Pause, State, from_us
@@ -20,8 +21,6 @@ FORMAT = 1
 
 SPARE = "products"
 """The part that may be damaged without the rest being so."""
-
-Migrations = Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]
 
 
 @dataclass(slots=True, repr=False)
@@ -146,9 +145,13 @@ def unpack_state(
         )
     try:
         if row.schema < schema:
-            plain = migrated(chunks.unpack_plain(row.root, row.refs, objects, spare=SPARE), row.schema, schema, migrations, at)
-            data = values.encode_tree(plain, depth=chunks.DEPTH)
-            tree, packed = cast(dict[str, Any], values.decode(data, registry, depth=chunks.DEPTH)), None
+            plain = chunks.unpack_plain(row.root, row.refs, objects, spare=SPARE)
+            # Whatever a migration does to the tree: it has just been made for this load alone.
+            data = migrated(plain, row.schema, schema, migrations, at, depth=chunks.DEPTH)
+            try:
+                tree, packed = cast(dict[str, Any], values.decode(data, registry, depth=chunks.DEPTH)), None
+            except SafepointError as error:
+                raise blamed(error, row.schema, schema) from error.__cause__
         else:
             tree, packed = chunks.unpack(row.root, row.refs, objects, registry, spare=SPARE)
         state = State(
@@ -166,24 +169,12 @@ def unpack_state(
     except KeyError as error:
         raise Damaged(f"{at} is damaged", f"its state has no part {error}", "Load an earlier checkpoint.") from None
     except SafepointError as error:
-        error.what = f"{at}: {error.what}"
+        if at not in error.what:
+            error.what = f"{at}: {error.what}"
         error.details.setdefault("task", task)
         error.details.setdefault("seq", row.seq)
         raise
     return state, control, packed
-
-
-def migrated(tree: dict[str, Any], start: int, goal: int, migrations: Migrations, at: str) -> dict[str, Any]:
-    for version in range(start, goal):
-        step = migrations.get(version)
-        if step is None:
-            raise InvalidState(
-                f"{at} has schema {start}, and no migration leads on from {version}",
-                f"this program declares schema_version={goal}",
-                f"Give open(migrations={{{version}: function}}).",
-            )
-        tree = step(tree)
-    return tree
 
 
 def check_row(task: str, row: CheckpointRow) -> None:
