@@ -18,7 +18,7 @@ import apsw
 from safepoint import _probe
 from safepoint.errors import SafepointError, StoreFull, Unavailable, UsageError
 from safepoint.model import Finding, Obj, check_id
-from safepoint.rows import CallRow, Commit, Committed, Guard, Head, PauseRow, Pruned
+from safepoint.rows import CallRow, Commit, Committed, Guard, Head, PauseRow
 from safepoint.stores import refusals, sqlite_check, sqlite_rows, sqlite_sweep
 from safepoint.stores.base import Durability, Store
 from safepoint.stores.oslock import Claim, LockFile
@@ -28,6 +28,7 @@ from safepoint.stores.sqlite_leases import Leases, now, patch_task
 from safepoint.stores.sqlite_read import Reads
 from safepoint.stores.sqlite_rows import CALL, CHECKPOINT, PAUSE, PUT_CALL, PUT_CHECKPOINT, PUT_PAUSE, key, sealed, values
 from safepoint.stores.sqlite_schema import branch_sum
+from safepoint.stores.sqlite_sweep import Removals
 from safepoint.stores.sqlite_whole import Whole
 from safepoint.stores.witness import Slot, Witness
 
@@ -82,7 +83,7 @@ class _Landed(Exception):
         self.committed = committed
 
 
-class SQLiteStore(Leases, Reads, Whole, Store):
+class SQLiteStore(Leases, Reads, Removals, Whole, Store):
     """A store in the SQLite file ``path``; its lease locks are in ``path-locks``.
 
     Nothing else in the same process may open the file, by whatever means: closing it would drop SQLite's locks, and saves
@@ -496,12 +497,6 @@ class SQLiteStore(Leases, Reads, Whole, Store):
             pass  # the claim is freed in any case, and a row whose byte is free means the same
 
     # -- removing
-
-    def prune(self, task: str, seqs: Any, *, space: str = "", dry_run: bool = False) -> Pruned:
-        return sqlite_sweep.prune(self._db, self._locks, task, seqs, space, dry_run)
-
-    def pin(self, task: str, seq: int, pinned: bool, *, space: str = "") -> bool:
-        return sqlite_sweep.pin(self._db, task, seq, pinned, space)
 
     def delete_task(self, task: str) -> bool:
         return sqlite_sweep.delete_task(

@@ -2,60 +2,105 @@
 
 Mark and delete are one write transaction, and its lock is taken before the first root is read: a save that leaves out what
 its parent reaches either came before (its roots are seen) or comes after (it finds its parent gone). A mark made earlier
-than the lock broke one save in four.
+than the lock, and not made good under it, broke one save in four.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from safepoint import _probe
 from safepoint.errors import Damaged, SafepointError, Unavailable
-from safepoint.rows import Pruned
+from safepoint.model import Obj
+from safepoint.rows import CheckpointRow, Pruned
 from safepoint.rules import retention
+from safepoint.stores import sqlite_bigsweep, sqlite_rows
 from safepoint.stores.oslock import LockFile
+from safepoint.stores.sound import unreadable
 from safepoint.stores.sqlite_db import CommitFailed, Connection, Database, sql
 from safepoint.stores.sqlite_rows import key, names, reads
 from safepoint.stores.witness import Witness
 
-__all__ = ["delete_task", "drop_dead_stages", "pin", "prune"]
+__all__ = ["Removals", "delete_task", "drop_dead_stages", "pin", "prune"]
+
+LARGE = 5_000
+"""Rows and objects of a task that are looked at and swept in one transaction; more take many, see ``sqlite_bigsweep``."""
 
 _TABLES = ("checkpoints", "branches", "objects", "calls", "writes", "pauses", "leases", "outbox", "inputs")
-
-
-class _Call(NamedTuple):
-    no: int
-    base_seq: int
-    line: int
-    step: int
-    status: str
-    fence: int
-    args_refs: bytes
-    result_refs: bytes
-    size: int
-
-
-class _Pause(NamedTuple):
-    no: int
-    base_seq: int
-    line: int
-    step: int
-    status: str
 
 
 class _DryRun(Exception):
     """Takes a rehearsal out of its transaction, which is rolled back."""
 
 
-def prune(db: Database, locks: LockFile, task: str, seqs: Iterable[int], space: str, dry_run: bool) -> Pruned:
+class Removals:
+    """Needs ``_db`` and ``_locks`` from the store."""
+
+    _db: Database
+    _locks: LockFile
+
+    def prune(self, task: str, seqs: Iterable[int], *, space: str = "", dry_run: bool = False, sweep: bool = True) -> Pruned:
+        return prune(self._db, self._locks, task, seqs, space, dry_run=dry_run, sweep=sweep)
+
+    def live_objects(self, task: str) -> int:
+        with self._db.reading() as conn:
+            return int(conn.rows(sql("sqlite_sweep")["live_objects"], (task,))[0][0])
+
+    def unreadable(self, task: str, seqs: Iterable[int], *, space: str = "", sound: set[bytes] | None = None) -> dict[int, str]:
+        with self._db.reading() as conn:
+            at = conn.rows(reads()["number"], (task,))
+        if not at:
+            return {}
+        bad: dict[int, str] = {}
+        rows = _checkpoints(self._db, at[0][0], seqs, space, bad)
+        return unreadable(task, rows, lambda wanted: _objects(self._db, at[0][0], wanted), sound) | bad
+
+    def pin(self, task: str, seq: int, pinned: bool, *, space: str = "") -> bool:
+        return pin(self._db, task, seq, pinned, space)
+
+
+def _checkpoints(db: Database, n: int, seqs: Iterable[int], space: str, bad: dict[int, str]) -> Iterator[CheckpointRow]:
+    """The rows of these numbers; those on pages that cannot be read are put into ``bad``."""
+    for seq in sorted(seqs):
+        try:
+            with db.reading() as conn:
+                found = conn.rows(sqlite_rows.GET_CHECKPOINT, (key(n, seq),))
+            row = sqlite_rows.checkpoint(found[0]) if found else None
+        except Damaged as error:
+            bad[seq] = error.why
+        else:
+            if row is not None and row.space == space:
+                yield row
+
+
+def _objects(db: Database, n: int, wanted: list[bytes]) -> list[Obj]:
+    try:
+        with db.reading() as conn:
+            return [Obj(*row) for row in conn.rows(reads()["level"], (b"".join(wanted), n, len(wanted)))]
+    except Damaged:
+        if len(wanted) == 1:
+            return []
+        middle = len(wanted) // 2
+        return _objects(db, n, wanted[:middle]) + _objects(db, n, wanted[middle:])
+
+
+def prune(db: Database, locks: LockFile, task: str, seqs: Iterable[int], space: str, *, dry_run: bool, sweep: bool) -> Pruned:
     wanted = set(seqs)
     pruned = Pruned((), 0, 0, 0)
+    with db.reading() as conn:
+        at = conn.rows(reads()["number"], (task,))
+        large = bool(at) and conn.rows(sql("sqlite_sweep")["amount"], (at[0][0], LARGE + 1))[0][0] > LARGE
     try:
+        if large:
+            if not dry_run:
+                with db.writing(False) as conn:
+                    drop_dead_stages(conn, locks, at[0][0])
+            return sqlite_bigsweep.prune(db, locks, at[0][0], wanted, space, dry_run=dry_run, sweep=sweep)
         with db.writing(False) as conn:
             at = conn.rows(reads()["number"], (task,))
             if at:
-                pruned = _prune(conn, locks, at[0][0], wanted, space)
+                pruned = _prune(conn, locks, at[0][0], wanted, space, sweep)
             if dry_run or not (pruned.seqs or pruned.calls or pruned.objects):
                 raise _DryRun
             _probe.at("prune.before")
@@ -67,28 +112,31 @@ def prune(db: Database, locks: LockFile, task: str, seqs: Iterable[int], space: 
     return pruned
 
 
-def _prune(conn: Connection, locks: LockFile, n: int, wanted: set[int], space: str) -> Pruned:
+def _prune(conn: Connection, locks: LockFile, n: int, wanted: set[int], space: str, sweep: bool) -> Pruned:
     st = sql("sqlite_sweep")
     drop_dead_stages(conn, locks, n)
     checkpoints = conn.rows(st["checkpoints"], (n,))
-    calls = [_Call._make(row) for row in conn.rows(st["calls"], (n,))]
-    pauses = [_Pause._make(row) for row in conn.rows(st["pauses"], (n,))]
+    calls = sqlite_bigsweep.all_calls(conn, n)
+    pauses = [sqlite_bigsweep.PauseBase._make(row) for row in conn.rows(st["pauses"], (n,))]
     branches = conn.rows(st["branches"], (n,))
     kept = {seq for row in branches for seq in row[:2]}
     kept.update(seq for seq, _, pinned, _, _ in checkpoints if pinned)
-    lease = conn.rows("SELECT fence, lease_id, locks FROM sp_leases WHERE task = ? AND state = 'held'", (n,))
-    live = lease[0][0] if lease and locks.is_held(*lease[0][1:]) is not False else None
+    live = sqlite_bigsweep.live_fence(conn, locks, n)
     kept |= retention.stood_on([retention.At(*row[2:]) for row in branches], calls, pauses, live)
     gone = [row for row in checkpoints if row[0] in wanted and row[1] == space and row[0] not in kept]
     bases = {row[0] for row in gone}
     gone_calls = [row for row in calls if row.base_seq in bases]
     gone_pauses = [row for row in pauses if row.base_seq in bases]
 
-    roots = [row[3] for row in checkpoints if row[0] not in bases]
-    roots += [refs for row in calls if row.base_seq not in bases for refs in (row.args_refs, row.result_refs) if refs]
-    objects = conn.rows(st["objects"], (n,))
-    staged = {k for (k,) in conn.rows("SELECT k FROM sp_stages WHERE n = ?", (n,))}
-    garbage = _unreached(objects, roots, staged)
+    garbage = []
+    if sweep:
+        roots = [row[3] for row in checkpoints if row[0] not in bases]
+        for base_seq, *refs in conn.rows(st["call_refs"], (n,)):
+            if base_seq not in bases:
+                roots += [run for run in refs if run]
+        objects = conn.rows(st["objects"], (n,))
+        staged = {k for (k,) in conn.rows("SELECT k FROM sp_stages WHERE n = ?", (n,))}
+        garbage = _unreached(objects, roots, staged)
     _probe.at("prune.mark")
 
     conn.executemany(st["drop_checkpoint"], [(key(n, row[0]),) for row in gone])
