@@ -16,7 +16,10 @@ from safepoint.codec.classes import KINDS
 from safepoint.codec.kinds import MAX_DEPTH, Kind, Tagged
 from safepoint.errors import Damaged, UsageError
 
-__all__ = ["from_json", "to_json"]
+__all__ = ["LOST", "from_json", "to_json"]
+
+LOST = "lost"
+"""The tag of what could not be read, in a tree for people. It can be shown, and neither stored nor read back."""
 
 # Python refuses to write longer ints in decimal (sys.set_int_max_str_digits); 640 digits is the lowest limit that can be set.
 _DECIMAL_BITS = 2_100
@@ -49,6 +52,8 @@ def to_json(tree: Any) -> Any:
     if cls is Tagged and tree.tag in KINDS and KINDS[tree.tag].whole(tree.value):
         named = {} if tree.name is None else {"class": tree.name}
         return {"$type": tree.tag, **named, "value": _paired(KINDS[tree.tag], to_json(tree.value))}
+    if cls is Tagged and tree.tag == LOST:
+        return {"$lost": tree.value}
     raise UsageError(f"such a {cls.__qualname__} is in no plain tree", remedy="Pass what decode_plain has returned")
 
 
