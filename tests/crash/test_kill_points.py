@@ -53,6 +53,8 @@ SAVER_POINTS = (
     "prune.before",
     "prune.mark",
 )
+# Of sweeps of long tasks: see test_sweep_kills.py.
+SWEEP_POINTS = ("sweep.marked", "sweep.objects", "sweep.rows")
 ROUNDS, SIZE = 4, 1_600_000
 
 
@@ -62,7 +64,7 @@ def test_the_lists_name_every_point() -> None:
         if path.parent.name == "stores" and not path.name.startswith("sqlite"):
             continue  # another store's points have another file of tests
         found |= set(re.findall(r'\bat\("([a-z.]+)"\)', path.read_text()))
-    assert found == {*AGENT_POINTS, *SAVER_POINTS}
+    assert found == {*AGENT_POINTS, *SAVER_POINTS, *SWEEP_POINTS}
     assert len(found) >= 12
 
 
