@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from safepoint.aio import Offload
     from safepoint.checkpointer import Checkpointer
+    from safepoint.moving import CopyReport, ExportReport, ImportReport
+    from safepoint.portable_io import Target
+    from safepoint.rules.diffing import Diff
 
 
 class MoreAsyncVerbs:
@@ -14,3 +17,21 @@ class MoreAsyncVerbs:
 
     sync: Checkpointer
     _off: Offload
+
+    async def raw(
+        self, task_id: str, *, seq: int | None = None, branch: str | None = None, id: str | None = None
+    ) -> dict[str, Any]:
+        return await self._off(lambda: self.sync.raw(task_id, seq=seq, branch=branch, id=id))
+
+    async def diff(self, task_id: str, a: int | str, b: int | str | None = None, *, task_b: str | None = None) -> Diff:
+        return await self._off(lambda: self.sync.diff(task_id, a, b, task_b=task_b))
+
+    async def copy_to(self, other: Any, task_id: str | None = None, **options: Any) -> CopyReport:
+        """``progress`` is called on a thread."""
+        return await self._off(lambda: self.sync.copy_to(other, task_id, **options))
+
+    async def export(self, task_id: str, path_or_file: Target, **options: Any) -> ExportReport:
+        return await self._off(lambda: self.sync.export(task_id, path_or_file, **options))
+
+    async def import_(self, path_or_file: Target, **options: Any) -> ImportReport:
+        return await self._off(lambda: self.sync.import_(path_or_file, **options))

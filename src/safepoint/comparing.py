@@ -39,10 +39,10 @@ class ComparingVerbs:
         """
         other = check_id(task_id) if task_b is None else check_id(task_b, "task_b")
         left, right = self._one_of(task_id, a), self._one_of(other, b)
-        names = [f"{task}@{row.seq}" for task, (row, _) in ((task_id, left), (other, right))]
-        same = left[0].digest == right[0].digest
         before = _json(task_id, *left)
-        return compare(*names, before, before if same else _json(other, *right))
+        # Equal states have equal digests, and no others: what is the same is not read twice.
+        after = before if left[0].digest == right[0].digest else _json(other, *right)
+        return compare(f"{task_id}@{left[0].seq}", f"{other}@{right[0].seq}", before, after)
 
     def _one_of(self, task: str, which: int | str | None) -> tuple[CheckpointRow, Mapping[bytes, Obj]]:
         if which is None:
