@@ -364,7 +364,8 @@ class Lost(msgspec.Struct, frozen=True):
     """In the store's own terms: a file with its line, a table with its row."""
     why: str
     kind: str = ""
-    """``checkpoint``, ``call``, ``pause``, ``object``, ``branch``, ``task``, ``input`` or ``stray``, where that is known."""
+    """``checkpoint``, ``call``, ``pause``, ``object``, ``branch``, ``task``, ``input``, ``structure``, ``stray`` or
+    ``table`` (one that is none of the store's), where that is known."""
     first: int | None = None
     """Of checkpoints, calls and pauses: the numbers that lie in what cannot be read. Not each of them need have been there."""
     last: int | None = None

@@ -255,6 +255,15 @@ class Store(ABC):
         """What lies in the store and belongs to no task, or is no part of a store at all."""
         return []
 
+    def place(self, task: str, kind: str, key: Any) -> str:
+        """Where a row or object lies, for people; '' if that cannot be said.
+
+        Args:
+            kind: ``checkpoint``, ``call`` and ``pause``, with a number as key; ``object``, with its name; ``branch``, with space
+                and name.
+        """
+        return ""
+
     def structure(self) -> Iterator[Lost]:
         """What the store finds wrong with its own files, pages and counts, apart from what single rows hold."""
         return iter(())

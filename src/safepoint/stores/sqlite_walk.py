@@ -20,15 +20,17 @@ from safepoint.stores.sqlite_rows import CALL, CHECKPOINT, PAUSE, reads
 if TYPE_CHECKING:
     from safepoint.stores.sqlite_db import Database
 
-__all__ = ["KINDS", "TASK_FIELDS", "strays", "walk", "walk_tasks"]
+__all__ = ["KINDS", "TASK_FIELDS", "place", "strays", "structure", "walk", "walk_tasks"]
 
 PAGE = 1_000_000
 """About how many bytes one transaction reads."""
 ROWS = 2_000
 MOST = (1 << 32) - 1
 LARGEST = (1 << 63) - 1
-DENSE = 20_000
-"""How many keys after a damaged place are tried one by one."""
+WRONG = 200
+"""How many things SQLite's own check names at most."""
+DENSE = 1_000
+"""How many keys after a damaged place are tried one by one, before the steps grow."""
 
 KINDS: dict[str, tuple[Any, tuple[str, ...], Any, str]] = {
     "checkpoint": (CheckpointRow, CHECKPOINT, sqlite_rows.checkpoint, "seq"),
@@ -138,6 +140,7 @@ def _scan(db: Database, statement: str, low: int, high: int, last: int | None) -
             continue
         start, step, tries = low, 1, 0
         while True:
+            bad = low
             low += step
             tries += 1
             if low > high or (last is not None and low > last):
@@ -148,6 +151,13 @@ def _scan(db: Database, statement: str, low: int, high: int, last: int | None) -
                 break
             if tries > DENSE:
                 step *= 2
+        while low - bad > 1:  # the step was long: what can be read may have begun earlier
+            middle = (low + bad) // 2
+            earlier, again, _ = _page(db, statement, (middle, high), 0, middle - 1, rows=1)
+            if again is None:
+                low, found = middle, earlier
+            else:
+                bad = middle
         if not found:
             yield _Gap(start, last if last is not None and last >= start else None, why)
             return
@@ -318,6 +328,21 @@ def _keyed(db: Database, kind: str, n: int, last: int | None) -> Iterator[Part]:
             yield Lost(f"{kind} {k - base}", where, "its number and its key differ", **this)
         else:
             yield make(row[2:])
+    yield from _uncounted(db, kind, n)
+
+
+def _uncounted(db: Database, kind: str, n: int) -> Iterator[Lost]:
+    """Rows that the task's row counts and that are not there: what leaves no gap behind is seen by nothing else."""
+    statement = f"SELECT {kind}s, (SELECT count(*) FROM sp_{kind}s WHERE k BETWEEN ?2 AND ?3) FROM sp_tasks WHERE n = ?1"
+    try:
+        with db.reading() as conn:
+            found = conn.rows(statement, (n, n << 32, n << 32 | MOST))
+    except Damaged:
+        return  # it has been said what cannot be read
+    if found and found[0][0] is not None and found[0][0] != found[0][1]:
+        counted, there = found[0]
+        what = f"{counted - there} {kind}s are missing" if counted > there else f"{there - counted} {kind}s too many"
+        yield Lost(what, f"sp_tasks, row {n}", f"the task's row counts {counted}, and {there} are there", kind=kind)
 
 
 def _lost_rows(db: Database, kind: str, n: int, gap: _Gap) -> Iterator[Lost]:
@@ -469,7 +494,7 @@ def strays(db: Database) -> list[Lost]:
     except Damaged as error:
         return [Lost("the list of tables", "sqlite_schema", error.why)]
     known = _tables()
-    found = [Lost(f"table {name!r}", name, "it is no table of a store", kind="stray") for name in tables if name not in known]
+    found = [Lost(f"table {name!r}", name, "it is no table of a store", kind="table") for name in tables if name not in known]
     for name, owner in _OWNED.items():
         found += _ownerless(db, name, owner)
     return found
@@ -505,3 +530,49 @@ def _ownerless(db: Database, table: str, owner: str) -> Iterator[Lost]:
         except Damaged as error:
             yield Lost(f"rows of {table}", f"{table}, from task {n} on", error.why)
             return
+
+
+# -- places and structure
+
+
+def place(db: Database, task: str, kind: str, key: Any) -> str:
+    try:
+        with db.reading() as conn:
+            at = conn.rows(reads()["number"], (task,))
+            if not at:
+                return f"sp_{kind}s"
+            n = at[0][0]
+            if kind in KINDS:
+                return f"sp_{kind}s, row {n << 32 | key}"
+            if kind == "object":
+                found = conn.rows("SELECT k FROM sp_objects INDEXED BY sp_objects_name WHERE task = ? AND name = ?", (n, key))
+                return f"sp_objects, row {found[0][0]}" if found else f"sp_objects, task {n}"
+            if kind == "branch":
+                return f"sp_branches, task {n}, {key[0]!r}, {key[1]!r}"
+    except (Damaged, UnicodeDecodeError):
+        pass
+    return f"sp_{kind}s"
+
+
+def structure(db: Database) -> Iterator[Lost]:
+    """SQLite's own check of its pages, trees and indexes, and the count of tasks."""
+    from safepoint.stores.sqlite_db import Database
+
+    try:
+        with db.reading() as conn:
+            counted = conn.rows("SELECT (SELECT value FROM sp_meta WHERE key = 'tasks'), (SELECT count(*) FROM sp_tasks)")
+        if counted and isinstance(counted[0][0], int) and counted[0][0] != counted[0][1]:
+            why = f"sp_meta counts {counted[0][0]}, and {counted[0][1]} are there"
+            yield Lost("tasks are missing", "sp_tasks", why, kind="structure")
+        # It takes as long as reading the file does: on connections of its own, so that nobody here waits for it.
+        own = Database(db.path, timeout=db.timeout, full=db.full)
+        try:
+            with own.reading() as conn:
+                found = [str(text) for (text,) in conn.rows(f"PRAGMA integrity_check({WRONG})")]
+        finally:
+            own.close()
+    except Damaged as error:
+        found = [error.why]
+    for text in found:
+        if text != "ok":
+            yield Lost("the structure of the file", db.path, text, kind="structure")

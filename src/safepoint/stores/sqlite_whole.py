@@ -45,6 +45,12 @@ class Whole:
     def walk_tasks(self) -> Iterator[str | Lost]:
         return sqlite_walk.walk_tasks(self._db)
 
+    def structure(self) -> Iterator[Lost]:
+        return sqlite_walk.structure(self._db)
+
+    def place(self, task: str, kind: str, key: Any) -> str:
+        return sqlite_walk.place(self._db, task, kind, key)
+
     def strays(self) -> list[Lost]:
         return sqlite_walk.strays(self._db)
 
