@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -42,6 +42,7 @@ from safepoint.model import (
 from safepoint.rules.planning import Plan
 from safepoint.script import Exec, Io, Op, Pass, Raised, Script, Sleep, Together
 from safepoint.session import RunBase
+from safepoint.steps import NamedSteps, SkipIf
 from safepoint.stores.base import Store
 from safepoint.tools import Bound, Tool, is_async
 
@@ -262,9 +263,10 @@ class AsyncCheckpointer(MoreAsyncVerbs):
         before: int | None = None,
         branch: str | None = None,
         filter: Mapping[str, Any] | None = None,
+        check: bool = False,
     ) -> list[Checkpoint]:
         return await self._off(
-            lambda: self.sync.list_checkpoints(task_id, limit=limit, before=before, branch=branch, filter=filter)
+            lambda: self.sync.list_checkpoints(task_id, limit=limit, before=before, branch=branch, filter=filter, check=check)
         )
 
     async def tasks(self, *, status: str | None = None, limit: int | None = None) -> list[TaskInfo]:
@@ -277,8 +279,8 @@ class AsyncCheckpointer(MoreAsyncVerbs):
         """``async with acp.resume("task-1") as run``; the lease is taken on entering."""
         return AsyncRun(self, task_id, **options)
 
-    async def plan(self, task_id: str) -> Plan:
-        return await self._off(lambda: self.sync.plan(task_id))
+    async def plan(self, task_id: str, **options: Any) -> Plan:
+        return await self._off(lambda: self.sync.plan(task_id, **options))
 
     async def calls(self, task_id: str, *, status: str | None = None, limit: int | None = None) -> list[Call]:
         return await self._off(lambda: self.sync.calls(task_id, status=status, limit=limit))
@@ -376,7 +378,7 @@ class AsyncCheckpointer(MoreAsyncVerbs):
         await self.close()
 
 
-class AsyncRun(RunBase):
+class AsyncRun(NamedSteps, RunBase):
     """An async run. ``call`` and the other verbs are awaited; sync tools run on threads, async ones on the caller's loop."""
 
     def __init__(self, acp: AsyncCheckpointer, task_id: str | None, **options: Any) -> None:
@@ -421,6 +423,22 @@ class AsyncRun(RunBase):
         """See ``Run.call_many``."""
         return await self._drive(self._many_script(calls, max_parallel, return_errors))
 
+    async def step(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        /,
+        *args: Any,
+        needs: Iterable[str] = (),
+        pure: bool = False,
+        optional: bool = False,
+        skip_if: SkipIf = None,
+        **kwargs: Any,
+    ) -> Any:
+        """See ``Run.step``; ``fn`` may be async. ``product`` and ``products`` are not awaited."""
+        options: dict[str, Any] = {"needs": needs, "pure": pure, "optional": optional, "skip_if": skip_if}
+        return await self._drive(self._step_script(name, fn, args, kwargs, **options))
+
     async def save(self, label: str | None = None) -> Checkpoint:
         """See ``Run.save``."""
         return await self._drive(self._save_script(label))
@@ -444,6 +462,11 @@ async def run_agent_async(
     save_every: SaveEvery = 1,
     hooks: Sequence[Any] = (),
     recover: str = "auto",
+    health: Sequence[Check] = (),
+    requires: Sequence[str] = (),
+    fresh_start: bool = False,
+    at: int | None = None,
+    branch: str | None = None,
     wait: float = 0.0,
     steal: bool = False,
     agent: str | None = None,
@@ -455,15 +478,20 @@ async def run_agent_async(
     task = new_id() if task_id is None else check_id(task_id)
     acp = store if isinstance(store, AsyncCheckpointer) else open_async(store)
     cp = acp.sync
+    wish = {
+        "recover": recover, "health": health, "requires": requires, "fresh_start": fresh_start, "at": at, "branch": branch,
+    }  # fmt: skip
     try:
-        done = await acp._off(lambda: agents.stored(cp, task, job))
+        Wish.of(cp, **wish)
+        done = await acp._off(lambda: agents.stored(cp, task, job, at, branch))
         if done is not None:
             return done
-        run = AsyncRun(acp, task, recover=recover, wait=wait, steal=steal, prepare=job.prepare(cp))
+        run = AsyncRun(acp, task, wait=wait, steal=steal, prepare=job.prepare(cp), **wish)
         try:
             await run._drive(run._begin())
-        except (InDoubt, DecisionNeeded):
-            return await acp._off(lambda: agents.waiting(cp, task))
+        except (InDoubt, DecisionNeeded) as error:
+            said = error
+            return await acp._off(lambda: agents.waits(cp, task, said))
         return await run._drive(Loop(run, job).script())
     finally:
         if acp is not store:

@@ -139,6 +139,10 @@ class Recovery:
     """In steps below this, a write that is not on record is not made, but parked for a person: its record may be gone."""
     lost_calls: tuple[int, ...] = ()
     """Numbers of calls whose records are damaged."""
+    lost: tuple[str, ...] = ()
+    """Named steps whose products cannot be read; see docs/steps.md."""
+    expired: tuple[tuple[str, str, str], ...] = ()
+    """Outside resources that had expired: where in ``agent_state``, of what kind, and what became of each."""
 
 
 @dataclass(repr=False, slots=True, weakref_slot=True)
@@ -250,6 +254,8 @@ class Checkpoint:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     metrics: Metrics | None = None
     space: str = ""
+    problem: str | None = None
+    """Why this program cannot load it; looked for by ``list_checkpoints(check=True)`` alone."""
 
     def __repr__(self) -> str:
         label = f" label={self.label!r}" if self.label else ""

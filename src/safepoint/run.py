@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from safepoint.calling import Validate
+from safepoint.errors import UsageError
 from safepoint.model import Checkpoint
 from safepoint.script import Script, drive, no_running_loop
 from safepoint.session import RunBase
+from safepoint.steps import NamedSteps, SkipIf
 from safepoint.tools import Bound, Tool, current
 
 if TYPE_CHECKING:
     from safepoint.checkpointer import Checkpointer
 
 
-class Run(RunBase):
+class Run(NamedSteps, RunBase):
     """A sync run, from ``cp.resume``. Use it as a context manager; the lease is released on exit.
 
     Raises on creation: LeaseHeld (a live run holds the task), InDoubt (a person must settle a call first), and what loading
@@ -93,6 +95,44 @@ class Run(RunBase):
         ended.
         """
         return self._drive(self._many_script(calls, max_parallel, return_errors))  # type: ignore[no-any-return]
+
+    def step(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        /,
+        *args: Any,
+        needs: Iterable[str] = (),
+        pure: bool = False,
+        optional: bool = False,
+        skip_if: SkipIf = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Return what ``fn(*args, **kwargs)`` returns, running it only if its product is not there from before, unchanged.
+
+        In the handle a step that ran ends with a save; in a ``run_agent`` step its product is saved with that step. See
+        docs/steps.md for what becomes of a product that is lost.
+
+        Args:
+            name: Names the product in this task.
+            args, kwargs: Values that can be stored. If they change, the step runs again, and with it all that was made from
+                its product.
+            needs: Names of the products that it is made from, which ``run.product(name)`` gives.
+            pure: The product follows from the arguments and needs alone. Where it comes out equal, what was made from it stands.
+            optional: If it raises, its product is None; if it is lost, what was made from it stands.
+            skip_if: If true, or if it says so when called, the step is not run and its product is None.
+
+        Raises:
+            UsageError: something that it needs has not been run, or must be run again first. Damaged: it is lost.
+            RefusedType: an argument, or the product, cannot be stored.
+            Whatever ``fn`` raises; nothing is kept then, and a second try is served what its calls recorded.
+        """
+        options: dict[str, Any] = {"needs": needs, "pure": pure, "optional": optional, "skip_if": skip_if}
+        return self._drive(self._step_script(name, fn, args, kwargs, **options))
+
+    def _fits(self, name: str, awaits: bool) -> None:
+        if awaits:
+            raise UsageError(f"step {name!r} is async", "this run is sync", "Make it a plain function, or use an async run.")
 
     def save(self, label: str | None = None) -> Checkpoint:
         """End a step: count it and make it durable.

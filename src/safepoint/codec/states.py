@@ -45,6 +45,11 @@ class Control:
     def turn(self, name: str) -> list[Any] | None:
         return next((t for t in reversed(self.turns) if t[0] == name), None)
 
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Names of products that were made, and are not there."""
+        return tuple(sorted(n for n, parts in self.made.items() if n not in self.products and "made" in parts))
+
     def copy(self) -> Control:
         turns = [list(t) for t in self.turns]
         return Control(turns, self.finished, self.guard, self.requires, self.made.copy(), self.products.copy())
