@@ -5,7 +5,11 @@ import sys
 
 import pytest
 
+import safepoint
+from safepoint import State
 from safepoint.stores.sqlite import SQLiteStore
+from tests.support import sweeping
+from tests.support.children import Server
 from tests.support.scale import scale
 
 SAVER = """
@@ -66,3 +70,25 @@ def test_four_savers_and_two_sweepers_break_nothing(tmp_path):
         assert all(objects[name].refs[i : i + 16] in objects for name in objects for i in range(0, len(objects[name].refs), 16))
         assert row.refs in objects
     store.close()
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("large", [False, True], ids=["in one transaction", "in many"])
+def test_savers_that_drop_add_again_and_fork_against_two_sweepers(large: bool, server: Server, tmp_path) -> None:
+    url = f"sqlite:///{tmp_path}/agent.db"
+    with safepoint.open(url) as cp:
+        cp.save(State("shared", messages=sweeping.WORDS[:5]))
+    seconds = scale(2, 30)
+    savers = [server.start(sweeping.dropper, url, f"s{i}", seconds) for i in range(4)]
+    sweepers = [server.start(sweeping.sweeper, url, seconds, large) for _ in range(2)]
+    saves = sum(child.result() for child in savers)
+    swept = [child.result() for child in sweepers]
+    assert saves > 20 * seconds
+    assert sum(checkpoints for checkpoints, _ in swept) > saves // 4
+    assert sum(objects for _, objects in swept) > 0
+    with safepoint.open(url) as cp:
+        seqs = [row.seq for row in cp.store.headers("shared")]
+        assert cp.store.unreadable("shared", seqs) == {}
+        for seq in seqs:
+            cp.load("shared", seq=seq)
+    print(f"{saves} saves, (checkpoints, objects) swept: {swept}, {len(seqs)} left")

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from safepoint.codec.nodes import name_of
 from safepoint.errors import Damaged
 from safepoint.model import Obj
 from safepoint.rows import CheckpointRow
 
-__all__ = ["flaw", "unreadable"]
+__all__ = ["Flaw", "find", "flaw", "unreadable", "wrong"]
 
 BATCH = 500
 """Objects that are read at a time."""
+
+
+class Flaw(NamedTuple):
+    why: str
+    name: bytes | None = None
+    """The object that is missing or damaged; None: it is the row itself."""
+
+
+def wrong(name: bytes, obj: Obj | None) -> str:
+    """What is wrong with an object; '' if nothing is."""
+    if obj is None:
+        return f"object {name.hex()} is missing"
+    return f"object {name.hex()} is damaged" if len(obj.refs) & 15 or name_of(obj.refs, obj.data) != name else ""
 
 
 def flaw(task: str, row: CheckpointRow) -> str:
@@ -32,6 +46,16 @@ def unreadable(
     fetch: Callable[[list[bytes]], Iterable[Obj]],
     sound: set[bytes] | None = None,
 ) -> dict[int, str]:
+    """As ``find``, of rows and objects that do not change meanwhile."""
+    return {seq: flaw.why for seq, flaw in find(task, rows, fetch, sound).items()}
+
+
+def find(
+    task: str,
+    rows: Iterable[CheckpointRow],
+    fetch: Callable[[list[bytes]], Iterable[Obj]],
+    sound: set[bytes] | None = None,
+) -> dict[int, Flaw]:
     """Those of the rows that are damaged, or reach an object that is missing or damaged, and why.
 
     Each object is read once, however many checkpoints reach it.
@@ -40,11 +64,11 @@ def unreadable(
         fetch: Gives those of the named objects that are there and can be read.
         sound: Names that were found sound with all that they reach; not looked at again, and added to.
     """
-    bad: dict[int, str] = {}
+    bad: dict[int, Flaw] = {}
     tops: dict[int, bytes] = {}
     for row in rows:
         if why := flaw(task, row):
-            bad[row.seq] = why
+            bad[row.seq] = Flaw(why)
         else:
             tops[row.seq] = row.refs
     known: set[bytes] = set() if sound is None else sound
@@ -59,11 +83,9 @@ def unreadable(
             found = {o.name: o for o in fetch(batch)}
             for name in batch:
                 obj = found.get(name)
-                if obj is None:
-                    lost[name] = f"object {name.hex()} is missing"
-                elif len(obj.refs) & 15 or name_of(obj.refs, obj.data) != name:
-                    lost[name] = f"object {name.hex()} is damaged"
-                elif obj.refs:
+                if why := wrong(name, obj):
+                    lost[name] = why
+                elif obj is not None and obj.refs:
                     inner[name] = obj.refs
                     below.append(obj.refs)
         level = _new(below, known, seen)
@@ -71,8 +93,8 @@ def unreadable(
         known |= seen
         return bad
     for seq, refs in tops.items():
-        if why := _reached(refs, inner, lost):
-            bad[seq] = why
+        if (name_ := _reached(refs, inner, lost)) is not None:
+            bad[seq] = Flaw(lost[name_], name_)
     return bad
 
 
@@ -88,13 +110,13 @@ def _new(runs: Iterable[bytes], known: set[bytes], seen: set[bytes]) -> list[byt
     return list(found)
 
 
-def _reached(refs: bytes, inner: dict[bytes, bytes], lost: dict[bytes, str]) -> str:
+def _reached(refs: bytes, inner: dict[bytes, bytes], lost: dict[bytes, str]) -> bytes | None:
     todo, seen = list(_names(refs)), set()
     while todo:
         name = todo.pop()
         if name in lost:
-            return lost[name]
+            return name
         if name not in seen and name in inner:
             seen.add(name)
             todo += _names(inner[name])
-    return ""
+    return None

@@ -7,8 +7,11 @@ than the lock, and not made good under it, broke one save in four.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+import apsw
 
 from safepoint import _probe
 from safepoint.errors import Damaged, SafepointError, Unavailable
@@ -17,7 +20,7 @@ from safepoint.rows import CheckpointRow, Pruned
 from safepoint.rules import retention
 from safepoint.stores import sqlite_bigsweep, sqlite_rows
 from safepoint.stores.oslock import LockFile
-from safepoint.stores.sound import unreadable
+from safepoint.stores.sound import Flaw, find, wrong
 from safepoint.stores.sqlite_db import CommitFailed, Connection, Database, sql
 from safepoint.stores.sqlite_rows import key, names, reads
 from safepoint.stores.witness import Witness
@@ -52,15 +55,31 @@ class Removals:
             at = conn.rows(reads()["number"], (task,))
         if not at:
             return {}
-        bad: dict[int, str] = {}
-        rows = _checkpoints(self._db, at[0][0], seqs, space, bad)
-        return unreadable(task, rows, lambda wanted: _objects(self._db, at[0][0], wanted), sound) | bad
+        n = at[0][0]
+        bad: dict[int, Flaw] = {}
+        rows = _checkpoints(self._db, n, seqs, space, bad)
+        bad |= find(task, rows, lambda wanted: _objects(self._db, n, wanted), sound)
+        return self._confirmed(n, bad) if bad else {}
+
+    def _confirmed(self, n: int, bad: dict[int, Flaw]) -> dict[int, str]:
+        """Those that are still there, in one look with what they lack: another sweep may have taken them meanwhile."""
+        wanted = json.dumps(sorted(bad))
+        with self._db.reading() as conn:
+            there = {seq for (seq,) in conn.rows(sql("sqlite_sweep")["there"], (n, wanted))}
+            lost: dict[bytes, str] = {}
+            for name in {flaw.name for flaw in bad.values() if flaw.name is not None}:
+                try:
+                    rows = conn.rows(reads()["level"], (name, n, 1))
+                except apsw.CorruptError:
+                    rows = []
+                lost[name] = wrong(name, Obj(*rows[0]) if rows else None)
+        return {seq: flaw.why for seq, flaw in bad.items() if seq in there and (flaw.name is None or lost[flaw.name])}
 
     def pin(self, task: str, seq: int, pinned: bool, *, space: str = "") -> bool:
         return pin(self._db, task, seq, pinned, space)
 
 
-def _checkpoints(db: Database, n: int, seqs: Iterable[int], space: str, bad: dict[int, str]) -> Iterator[CheckpointRow]:
+def _checkpoints(db: Database, n: int, seqs: Iterable[int], space: str, bad: dict[int, Flaw]) -> Iterator[CheckpointRow]:
     """The rows of these numbers; those on pages that cannot be read are put into ``bad``."""
     for seq in sorted(seqs):
         try:
@@ -68,7 +87,7 @@ def _checkpoints(db: Database, n: int, seqs: Iterable[int], space: str, bad: dic
                 found = conn.rows(sqlite_rows.GET_CHECKPOINT, (key(n, seq),))
             row = sqlite_rows.checkpoint(found[0]) if found else None
         except Damaged as error:
-            bad[seq] = error.why
+            bad[seq] = Flaw(error.why)
         else:
             if row is not None and row.space == space:
                 yield row

@@ -80,6 +80,9 @@ UNION SELECT base_seq FROM sp_pauses WHERE k BETWEEN ?3 AND ?1 << 32 | 429496729
 -- name: still_there
 SELECT seq FROM sp_checkpoints WHERE k = ? AND NOT pinned
 
+-- name: there
+SELECT value FROM json_each(?2) JOIN sp_checkpoints ON k = (?1 << 32 | value)
+
 -- name: object_at
 SELECT k, stage FROM sp_objects WHERE task = ? AND name = ?
 
