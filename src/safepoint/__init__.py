@@ -61,7 +61,8 @@ from safepoint.model import (
     TaskInfo,
     Unknown,
 )
-from safepoint.rules.planning import Plan, PlannedCall
+from safepoint.rules.health import messages_complete, requires
+from safepoint.rules.planning import Branch, Candidate, Plan, PlannedCall
 from safepoint.run import Run
 from safepoint.tools import Tool, model, tool
 
@@ -72,10 +73,12 @@ __all__ = [
     "AlreadyAnswered",
     "AsyncCheckpointer",
     "AsyncRun",
+    "Branch",
     "Call",
     "CallFailed",
     "CallInProgress",
     "CallMismatch",
+    "Candidate",
     "Checkpoint",
     "Checkpointer",
     "CleanupLine",
@@ -118,10 +121,12 @@ __all__ = [
     "Unknown",
     "UsageError",
     "__version__",
+    "messages_complete",
     "model",
     "open",
     "open_async",
     "register",
+    "requires",
     "run_agent",
     "run_agent_async",
     "tool",

@@ -7,16 +7,19 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from safepoint import recovering
 from safepoint.codec import values
 from safepoint.codec.states import Control
 from safepoint.ending import NO_FAULT_OF_THE_STEP
 from safepoint.errors import Conflict, DecisionNeeded, InDoubt, LeaseHeld, NotFound, RunEnded, UsageError
 from safepoint.model import Call, Outcome, Pause, Recovery, State, StepResult, check_id, new_id
+from safepoint.restoring import Prepare, Wish
 from safepoint.rows import Commit, TaskPatch
 from safepoint.rules import journal
+from safepoint.rules.health import Check
 from safepoint.run import Run
 from safepoint.script import Exec, Io, Script, no_running_loop
-from safepoint.session import Prepare, RunBase
+from safepoint.session import RunBase
 from safepoint.tools import Current, is_async
 
 if TYPE_CHECKING:
@@ -133,9 +136,19 @@ def outcome_of(task: str, state: State, turn: list[Any]) -> Outcome:
     return Outcome(task, turn[0], "finished", turn[3], state, state.step, state.recovery)
 
 
-def stored(cp: Checkpointer, task: str, job: Job) -> Outcome | None:
+def stored(cp: Checkpointer, task: str, job: Job, at: int | None = None, branch: str | None = None) -> Outcome | None:
     """The outcome of a job that is done already. No lease is taken and no code is run."""
-    state = cp.load_latest(task)
+    row = cp.store.task(task) if (at, branch) != (None, None) else None
+    if row is not None and ((at is not None and (row.head is None or row.head.seq != at)) or branch not in (None, row.branch)):
+        return None  # another checkpoint than the head is asked for
+    try:
+        state = cp.load_latest(task)
+    except recovering.NEVER_PASSED:
+        raise
+    except Exception as error:
+        if getattr(error, "details", {}).get("rolled_back"):
+            raise
+        return None  # what becomes of it, the run decides under its lease
     if state is None or state._base is None:
         return None
     turn = job.settled(cp, task, state._base.control)
@@ -307,6 +320,11 @@ def run_agent(
     save_every: SaveEvery = 1,
     hooks: Sequence[Any] = (),
     recover: str = "auto",
+    health: Sequence[Check] = (),
+    requires: Sequence[str] = (),
+    fresh_start: bool = False,
+    at: int | None = None,
+    branch: str | None = None,
     wait: float = 0.0,
     steal: bool = False,
     agent: str | None = None,
@@ -323,6 +341,13 @@ def run_agent(
         max_steps: Steps of this turn in all, over restarts.
         save_every: Save after each n-th step, or ``"milestone"``. What is not saved is served from the journal.
         hooks: Objects with ``on_restore(run)``, ``before_step(run)`` or ``after_commit(run, checkpoint)``.
+        recover: What becomes of a newest checkpoint that cannot be used: ``auto`` goes back to the newest one that can,
+            ``strict`` raises, ``manual`` lets a person choose in any case (``DecisionNeeded``, with the plan). docs/recovery.md.
+        health: Checks that a checkpoint must pass besides, as ``safepoint.messages_complete``.
+        requires: Paths in ``agent_state`` that must be there; remembered with the task.
+        fresh_start: Where no checkpoint can be used, begin anew on a new branch.
+        at: Go on from this checkpoint, on a new branch if it is not the newest; a person's choice, made at each call anew.
+        branch: Go on on this branch, which becomes the current one.
         wait: Seconds to wait for another process's lease.
         steal: Take the lease from a live holder; for people.
 
@@ -343,18 +368,29 @@ def run_agent(
         raise UsageError("the step is async", "run_agent is sync", "Use run_agent_async.")
     task = new_id() if task_id is None else check_id(task_id)
     cp = checkpointer.open(store)
+    wish: dict[str, Any] = {
+        "recover": recover, "health": health, "requires": requires, "fresh_start": fresh_start, "at": at, "branch": branch,
+    }  # fmt: skip
     try:
-        done = stored(cp, task, job)
+        Wish.of(cp, **wish)
+        done = stored(cp, task, job, at, branch)
         if done is not None:
             return done
         try:
-            run = Run(cp, task, recover=recover, wait=wait, steal=steal, prepare=job.prepare(cp))
-        except (InDoubt, DecisionNeeded):
-            return waiting(cp, task)
+            run = Run(cp, task, wait=wait, steal=steal, prepare=job.prepare(cp), **wish)
+        except (InDoubt, DecisionNeeded) as error:
+            return waits(cp, task, error)
         return run._drive(Loop(run, job).script())  # type: ignore[no-any-return]
     finally:
         if cp is not store:
             cp.close()
+
+
+def waits(cp: Checkpointer, task: str, error: InDoubt | DecisionNeeded) -> Outcome:
+    """The outcome of a task whose run could not begin before a person has spoken. How to recover is no outcome: it is raised."""
+    if "plan" in error.details:
+        raise error
+    return waiting(cp, task)
 
 
 def waiting(cp: Checkpointer, task: str, recovery: Recovery | None = None) -> Outcome:

@@ -39,7 +39,8 @@ from safepoint.model import (
     check_id,
     new_id,
 )
-from safepoint.rules.planning import Plan
+from safepoint.restoring import Wish
+from safepoint.rules.health import Check
 from safepoint.script import Exec, Io, Op, Pass, Raised, Script, Sleep, Together
 from safepoint.session import RunBase
 from safepoint.steps import NamedSteps, SkipIf
@@ -279,9 +280,6 @@ class AsyncCheckpointer(MoreAsyncVerbs):
         """``async with acp.resume("task-1") as run``; the lease is taken on entering."""
         return AsyncRun(self, task_id, **options)
 
-    async def plan(self, task_id: str, **options: Any) -> Plan:
-        return await self._off(lambda: self.sync.plan(task_id, **options))
-
     async def calls(self, task_id: str, *, status: str | None = None, limit: int | None = None) -> list[Call]:
         return await self._off(lambda: self.sync.calls(task_id, status=status, limit=limit))
 
@@ -478,7 +476,7 @@ async def run_agent_async(
     task = new_id() if task_id is None else check_id(task_id)
     acp = store if isinstance(store, AsyncCheckpointer) else open_async(store)
     cp = acp.sync
-    wish = {
+    wish: dict[str, Any] = {
         "recover": recover, "health": health, "requires": requires, "fresh_start": fresh_start, "at": at, "branch": branch,
     }  # fmt: skip
     try:

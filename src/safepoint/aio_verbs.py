@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from safepoint.aio import Offload
+    from safepoint.branching import Journal
     from safepoint.checkpointer import Checkpointer
+    from safepoint.model import Checkpoint
     from safepoint.moving import CopyReport, ExportReport, ImportReport
     from safepoint.portable_io import Target
     from safepoint.rules.diffing import Diff
+    from safepoint.rules.planning import Branch, Plan
 
 
 class MoreAsyncVerbs:
@@ -17,6 +20,35 @@ class MoreAsyncVerbs:
 
     sync: Checkpointer
     _off: Offload
+
+    async def plan(
+        self,
+        task_id: str,
+        *,
+        recover: str = "auto",
+        health: Any = (),
+        requires: Any = (),
+        fresh_start: bool = False,
+        candidates: int = 5,
+    ) -> Plan:
+        return await self._off(
+            lambda: self.sync.plan(
+                task_id, recover=recover, health=health, requires=requires, fresh_start=fresh_start, candidates=candidates
+            )
+        )
+
+    async def rewind(
+        self, task_id: str, seq: int | None = None, *, branch: str | None = None, journal: Journal = "inherit"
+    ) -> Checkpoint:
+        return await self._off(lambda: self.sync.rewind(task_id, seq, branch=branch, journal=journal))
+
+    async def fork(
+        self, task_id: str, seq: int | None = None, *, name: str | None = None, journal: Journal = "inherit"
+    ) -> Checkpoint:
+        return await self._off(lambda: self.sync.fork(task_id, seq, name=name, journal=journal))
+
+    async def branches(self, task_id: str) -> list[Branch]:
+        return await self._off(lambda: self.sync.branches(task_id))
 
     async def raw(
         self, task_id: str, *, seq: int | None = None, branch: str | None = None, id: str | None = None

@@ -229,14 +229,9 @@ class Flow(FlowBase):
                 "Wait for the first one.",
             )
         if found.kind is Match.PARK and row is not None:
-            parked = replace(
-                self._intent(asked, None),
-                status="in_doubt",
-                attempts=0,
-                reason=self._why_parked(asked, row),
-            )
-            done = yield Io(lambda: self.commit(self._calls(CallWrite(parked), objects=asked.packed.new)))
-            self.end(in_doubt_error(self.task, done.calls[0]))
+            yield from self._park(asked, self._why_parked(asked, row))
+        if row is None and (why := self.kept_back(tool)):
+            yield from self._park(asked, why)
         while True:
             past = self.later or (row is not None and self.journal.past(row))
             match journal.decide(row, past=past, now_us=to_us(now())):
@@ -261,6 +256,12 @@ class Flow(FlowBase):
                         self.end(in_doubt_error(self.task, row))
                 case _:
                     return (yield from self._execute(asked, row, validate))
+
+    def _park(self, asked: _Asked, reason: str) -> Script[None]:
+        """Record a call that is not made before a person says so, and end the run."""
+        parked = replace(self._intent(asked, None), status="in_doubt", attempts=0, reason=reason)
+        done = yield Io(lambda: self.commit(self._calls(CallWrite(parked), objects=asked.packed.new)))
+        self.end(in_doubt_error(self.task, done.calls[0]))
 
     @staticmethod
     def _why_parked(asked: _Asked, row: CallRow) -> str:

@@ -9,9 +9,10 @@ from typing import Any
 from safepoint.codec.registry import Registry
 from safepoint.errors import UsageError
 from safepoint.model import Retention, State, a_type
+from safepoint.rules.health import checks
 
 OPEN_OPTIONS = (
-    "retention", "types", "trust", "schema_version", "migrations", "durability", "lease", "redact", "state_type", "timeout",
+    "retention", "types", "trust", "schema_version", "migrations", "durability", "lease", "redact", "state_type", "health", "timeout",
 )  # fmt: skip
 
 
@@ -51,6 +52,7 @@ def checked_options(**given: Any) -> dict[str, Any]:
         raise _wrong("state_type", "a class", given["state_type"])
     if type(given["schema_version"]) is not int or given["schema_version"] < 1:
         raise UsageError("open(schema_version=) must be an int of at least 1", "", "Number your schemas 1, 2, 3 …")
+    given["health"] = checks(given["health"], "open(health=)")
     return given
 
 

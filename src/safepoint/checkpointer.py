@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, cast
 
-from safepoint import model
+from safepoint import model, recovering
 from safepoint.branching import BranchVerbs
 from safepoint.checking import OPEN_OPTIONS, check_limit, check_number, checked_options, needs_state, registry_of
-from safepoint.codec import states, values
+from safepoint.codec import states
 from safepoint.codec.chunks import Packed
+from safepoint.codec.fitting import misfit
+from safepoint.codec.migrating import Migrations
 from safepoint.codec.registry import Registry
-from safepoint.codec.states import Control, Migrations
+from safepoint.codec.states import Control
 from safepoint.comparing import ComparingVerbs
 from safepoint.errors import (
     Conflict,
@@ -27,6 +29,7 @@ from safepoint.errors import (
 )
 from safepoint.integrity import IntegrityVerbs
 from safepoint.keeping import KeepingVerbs
+from safepoint.listing import ListingVerbs
 from safepoint.model import (
     KINDS,
     STATUSES,
@@ -43,6 +46,7 @@ from safepoint.model import (
 from safepoint.moving import MovingVerbs
 from safepoint.rows import CheckpointRow, Commit, Committed, Head, TaskPatch, TaskRow, replace
 from safepoint.rules import planning
+from safepoint.rules.health import checks
 from safepoint.stores.base import Store
 from safepoint.stores.url import open_store
 from safepoint.tools import is_async
@@ -85,6 +89,7 @@ def open(
     lease: float = 30.0,
     redact: Iterable[str] = (),
     state_type: type | None = None,
+    health: Any = (),
     timeout: float | None = None,
     **options: Any,
 ) -> Checkpointer:
@@ -100,7 +105,8 @@ def open(
         migrations: ``{1: f}``: ``f(tree) -> tree`` leads a plain tree from schema 1 to 2.
         durability: ``full`` survives power loss, ``process`` only the death of the process.
         lease: Seconds, on stores whose leases have a clock (not memory, files or SQLite).
-        state_type: If given, ``agent_state`` must be an instance of it at every save.
+        state_type: If given, ``agent_state`` must be an instance of it that fits its declared fields, at every save and load.
+        health: Checks that a checkpoint must pass for a run to go on from it; see docs/recovery.md.
         timeout: Seconds that the store may take to answer; 10 by default.
 
     Raises:
@@ -114,7 +120,12 @@ def open(
         )
     # Before the store is opened: an option that is refused leaves no file behind.
     parts = checked_options(
-        retention=retention, migrations=migrations, lease=lease, state_type=state_type, schema_version=schema_version
+        retention=retention,
+        migrations=migrations,
+        lease=lease,
+        state_type=state_type,
+        schema_version=schema_version,
+        health=health,
     )
     registry = registry_of(types, trust)
     own = not isinstance(store, Store)
@@ -131,7 +142,7 @@ def open(
     return Checkpointer(opened, own=own, registry=registry, **parts)
 
 
-class Checkpointer(JournalVerbs, KeepingVerbs, BranchVerbs, MovingVerbs, ComparingVerbs, IntegrityVerbs):
+class Checkpointer(ListingVerbs, JournalVerbs, KeepingVerbs, BranchVerbs, MovingVerbs, ComparingVerbs, IntegrityVerbs):
     """Saves, loads and lists checkpoints, and opens runs. Thread-safe; usable after a fork on both sides. Made by ``open``."""
 
     def __init__(
@@ -145,8 +156,10 @@ class Checkpointer(JournalVerbs, KeepingVerbs, BranchVerbs, MovingVerbs, Compari
         migrations: Migrations | None = None,
         lease: float = 30.0,
         state_type: type | None = None,
+        health: Any = (),
     ) -> None:
         self.store = store
+        self.health = checks(health)
         self.registry = registry or Registry()
         self.retention = retention if retention is not None else Retention(store.keep_latest)
         self.schema_version = schema_version
@@ -226,13 +239,7 @@ class Checkpointer(JournalVerbs, KeepingVerbs, BranchVerbs, MovingVerbs, Compari
         if label is not None:
             # A StrEnum is a natural label; what is stored is its text.
             label = check_id(str.__str__(label) if isinstance(label, str) else label, "label")
-        if self.state_type is not None and not isinstance(state.agent_state, self.state_type):
-            raise InvalidState(
-                f"agent_state is {model.a_type(state.agent_state)}",
-                f"this checkpointer was opened with state_type={self.state_type.__name__}",
-                "Nothing was written.",
-                field="agent_state",
-            )
+        self._fits(state, "", "Nothing was written.")
         metadata = states.encode_metadata(state.metadata, self.registry)
         packed = states.pack_state(
             state, control, self.registry, base.packed if base else None, recovery, flat=not self.store.chunked
@@ -257,14 +264,21 @@ class Checkpointer(JournalVerbs, KeepingVerbs, BranchVerbs, MovingVerbs, Compari
         return row, packed
 
     def _commit_state(
-        self, state: State, row: CheckpointRow, packed: Packed, control: Control, base: Base | None, **parts: Any
+        self,
+        state: State,
+        row: CheckpointRow,
+        packed: Packed,
+        control: Control,
+        base: Base | None,
+        line: int | None = 1,
+        **parts: Any,
     ) -> Committed:
         commit = Commit(
             task=state.task_id,
             id=row.id,
             checkpoint=row,
             expect=base.head if base else None,
-            line=1,
+            line=line,
             objects=packed.new,
             **parts,
         )
@@ -282,13 +296,27 @@ class Checkpointer(JournalVerbs, KeepingVerbs, BranchVerbs, MovingVerbs, Compari
     ) -> tuple[State, Control, Packed | None]:
         return states.unpack_state(task, row, objects, self.registry, schema=self.schema_version, migrations=self.migrations)
 
+    def _fits(self, state: State, at: str, remedy: str) -> None:
+        if self.state_type is None or (found := misfit(state.agent_state, self.state_type, "agent_state")) is None:
+            return
+        raise InvalidState(
+            f"{at}{found[0]} does not fit state_type={self.state_type.__name__}",
+            found[1],
+            remedy,
+            field=found[0],
+            task=state.task_id,
+        )
+
     def _load(self, task: str, **selector: Any) -> State | None:
         found = self.store.read(check_id(task), **selector)
         if found is None:
             return None
         row, objects = found
         state, control, packed = self._unpack(task, row, objects)
+        self._fits(state, f"{task}@{row.seq}: ", "Raise schema_version and give a migration, or go back to an earlier one.")
         state._base = Base(self.store, task, Head(row.seq, row.id), packed, control)
+        if control.lost:
+            log.warning("of %s@%d the products of %s cannot be read", task, row.seq, ", ".join(control.lost))
         return state
 
     def load_latest(self, task_id: str) -> State | None:
@@ -311,7 +339,7 @@ class Checkpointer(JournalVerbs, KeepingVerbs, BranchVerbs, MovingVerbs, Compari
                     )
             return state
         except Damaged as error:
-            good = self._newest_good(task_id, error.details.get("seq"))
+            good = None if error.details.get("rolled_back") else recovering.newest_good(self, task_id)
             if good is not None and not error.details.get("good"):
                 error.details["good"] = good
                 error.remedy = f"The newest good checkpoint is {task_id}@{good}: load(…, seq={good})."
@@ -320,17 +348,6 @@ class Checkpointer(JournalVerbs, KeepingVerbs, BranchVerbs, MovingVerbs, Compari
     def _has_checkpoints(self, task_id: str) -> bool:
         row = self.store.task(task_id)
         return row is not None and row.checkpoints > 0
-
-    def _newest_good(self, task: str, bad: int | None) -> int | None:
-        for row in self.store.headers(task, before=bad):
-            if row.kind == "failure":
-                continue
-            try:
-                self._load(task, seq=row.seq)
-            except (Damaged, InvalidState):
-                continue
-            return row.seq
-        return None
 
     def load(self, task_id: str, *, seq: int | None = None, branch: str | None = None, id: str | None = None) -> State:
         """The state of one checkpoint, named by exactly one of ``seq``, ``branch`` (its head) or ``id``.
@@ -405,51 +422,6 @@ class Checkpointer(JournalVerbs, KeepingVerbs, BranchVerbs, MovingVerbs, Compari
         self._row(state, Control(), None, kind="manual")
 
     # -- listing
-
-    def list_checkpoints(
-        self,
-        task_id: str,
-        *,
-        limit: int | None = None,
-        before: int | None = None,
-        branch: str | None = None,
-        filter: Mapping[str, Any] | None = None,
-    ) -> list[Checkpoint]:
-        """Headers, newest first; no body is read. An unknown task has none.
-
-        Args:
-            limit: At most so many.
-            before: Only those with a smaller seq, to page.
-            branch: Only those made on it.
-            filter: Only those whose metadata has these top-level keys with equal values of equal type.
-        """
-        check_id(task_id)
-        check_limit("list_checkpoints", limit)
-        if before is not None:
-            check_number("list_checkpoints", "before", before)
-        if branch is not None:
-            check_id(branch, "list_checkpoints(branch=)")
-        if filter is not None and not isinstance(filter, Mapping):
-            raise UsageError(
-                "list_checkpoints(filter=) must be a mapping", f"it is {model.a_type(filter)}", "Write it as {'key': value}."
-            )
-        found: list[Checkpoint] = []
-        if limit == 0:
-            return found
-        page = limit if not filter else 200
-        # Through the codec, so that a value compares as it is stored.
-        wanted = values.decode_plain(values.encode(dict(filter), self.registry, path="filter")) if filter else None
-        while True:
-            rows = self.store.headers(task_id, branch=branch, before=before, limit=page)
-            for row in rows:
-                head = self._header(task_id, row)
-                if wanted is None or _matches(states.plain_metadata(row), wanted):
-                    found.append(head)
-                    if len(found) == limit:
-                        return found
-            if page is None or len(rows) < page:
-                return found
-            before = rows[-1].seq
 
     def tasks(self, *, status: str | None = None, limit: int | None = None) -> list[TaskInfo]:
         """All tasks by id, or those of one status; ``"unfinished"`` are those that a restarted process should take up."""
@@ -577,23 +549,3 @@ class _Closed:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise UsageError(f"the checkpointer over {self.url} is closed", "", "Open a new one.")
-
-
-def _matches(metadata: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    return all(k in metadata and _same(metadata[k], v) for k, v in wanted.items())
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Equal value of equal type, all the way down: ``[True]`` is not ``[1]``."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(_same, a, b))
-    if isinstance(a, dict):
-        # Keys of one value may differ in type too: {1: x} is not {True: x}.
-        return len(a) == len(b) and all(
-            any(_same(k, other) for other in b if other == k) and _same(v, b[k]) if k in b else False for k, v in a.items()
-        )
-    if isinstance(a, values.Tagged):
-        return a.tag == b.tag and a.name == b.name and _same(a.value, b.value)
-    return bool(a == b)

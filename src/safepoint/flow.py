@@ -64,6 +64,9 @@ class FlowBase:
     step: int = 0
     later: bool = False
     """Steps after this one are on record: this step went past all that failed in it."""
+    parks_below: int = 0
+    """In steps below this, what is not on record may have happened, and its record be gone: see ``Control.guard``."""
+    parks_why: str = ""
     ended: RunEnded | None = None
     seen: int = 0
     """Journal position of the newest failure that this attempt was told of."""
@@ -86,6 +89,15 @@ class FlowBase:
         run = self.caller()
         assert run is not None  # it is the run that drives this script
         return Current(run, row)
+
+    def kept_back(self, tool: Tool[Any, Any]) -> str:
+        """Why a call that is not on record may not be made on its own here, or ''."""
+        if self.step >= self.parks_below:
+            return ""
+        # An idempotent tool that takes its key would be repeated under a new one.
+        if tool.effect not in journal.HAPPENS and not (tool.effect == "idempotent" and "idempotency_key" in tool.injects):
+            return ""
+        return f"not sent: step {self.step} may have been done before, and {self.parks_why or 'its record be gone'}"
 
     # -- ends and writes
 

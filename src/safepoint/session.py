@@ -6,20 +6,17 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from safepoint._probe import at
-from safepoint.calling import Flow, Validate
+from safepoint.calling import Validate
 from safepoint.codec import states, values
 from safepoint.codec.states import Control
-from safepoint.ending import Ending, _abandon
+from safepoint.ending import _abandon
 from safepoint.errors import (
     Conflict,
     DecisionNeeded,
-    InDoubt,
     InvalidState,
     LeaseHeld,
     LeaseLost,
@@ -28,10 +25,10 @@ from safepoint.errors import (
 )
 from safepoint.flow import Counters
 from safepoint.model import Checkpoint, Metrics, Recovery, State, check_id, new_id, now, to_us
-from safepoint.replies import in_doubt_error
+from safepoint.restoring import Prepare, Restoring, Wish, ends_as, recorded
 from safepoint.rows import CallRow, CallWrite, Commit, Grant, Head, PauseRow, PauseWrite, TaskPatch, replace
-from safepoint.rules import journal, planning, quarantine
-from safepoint.rules.journal import Action, StepJournal
+from safepoint.rules import journal, planning
+from safepoint.rules.journal import StepJournal
 from safepoint.script import Io, LoopThread, Pass, Script, Sleep
 from safepoint.stores import holder
 from safepoint.tools import Bound, Tool, current, live_runs
@@ -41,13 +38,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("safepoint")
 
-RECOVER = ("auto", "strict")
 
-Prepare = Callable[[State, Control], TaskPatch]
-"""Puts a new task's job into its first state."""
-
-
-class RunBase(Ending):
+class RunBase(Restoring):
     """What sync and async runs share: their scripts and what they know."""
 
     def __init__(
@@ -59,9 +51,9 @@ class RunBase(Ending):
         wait: float = 0.0,
         steal: bool = False,
         prepare: Prepare | None = None,
+        **recovery: Any,
     ) -> None:
-        if recover not in RECOVER:
-            raise UsageError(f"recover={recover!r} is not available", "", f"Use one of {', '.join(RECOVER)}.")
+        self._wish = Wish.of(cp, recover=recover, **recovery)
         self.cp = cp
         self.task_id = new_id() if task_id is None else check_id(task_id)
         self.context: dict[str, Any] = {}
@@ -164,114 +156,10 @@ class RunBase(Ending):
             live_runs.add(self)
         except BaseException as error:
             public = error.error if isinstance(error, RunEnded) else error
-            yield from self._release(None, "waiting" if isinstance(public, InDoubt | DecisionNeeded) else "interrupted")
+            yield from self._release(None, ends_as(public))
             if public is error:
                 raise
             raise public from error
-
-    def _restore(self) -> Script[None]:
-        assert self._grant is not None
-        task = yield Io(lambda: self.cp.store.task(self.task_id))
-        state = yield Io(lambda: self.cp.load_latest(self.task_id))
-        branches = yield Io(lambda: self.cp.store.branches(self.task_id))
-        line = next((b.line for b in branches if b.name == task.branch), 1)
-        self._task = task
-        self.is_new = state is None
-        self._state = state if state is not None else self._blank()
-        self._control = state._base.control.copy() if state is not None else Control()
-        self._flow = Flow(
-            cp=self.cp,
-            task=self.task_id,
-            guard=self._grant.guard,
-            presumed=self._grant.presumed,
-            line=line,
-            caller=weakref.ref(self),
-            base=state._base if state is not None else None,
-        )
-        self._flow.counters = yield Io(lambda: self._counters(task.attempts))
-        if state is None:
-            # An intent stands on a durable checkpoint: a new task's first one is the state before its first step.
-            patch = self._prepare(self._state, self._control) if self._prepare else None
-            self._first_save = False
-            yield Io(lambda: self._save(kind="step", patch=patch))
-            self._open_step()
-            return
-        yield from self._settle_open(line)
-        log.info("resumed %s@%s (%s)", self.task_id, state.seq, _how(self._state, self._grant, self.recovery))
-
-    def _blank(self) -> State:
-        wanted = self.cp.state_type
-        if wanted is None or wanted is dict:
-            return State(self.task_id)
-        try:
-            return State(self.task_id, agent_state=wanted())
-        except Exception as error:
-            raise UsageError(
-                f"task {self.task_id!r} is new, and its agent_state cannot be made",
-                f"state_type={wanted.__qualname__} does not work without arguments",
-                "Give its fields defaults, or save the first state yourself.",
-            ) from error
-
-    def _counters(self, attempts: int) -> Counters:
-        counters = Counters(attempt=attempts)
-        # The newest run's: checkpoints saved by hand in between carry none.
-        row = next((r for r in self.cp.store.headers(self.task_id, limit=50) if r.metrics), None)
-        if row is not None:
-            before = Metrics(*msgspec.msgpack.decode(row.metrics))
-            for name in ("calls", "retries", "errors", "tokens_in", "tokens_out", "bytes_written"):
-                setattr(counters, name, getattr(before, name))
-        return counters
-
-    def _settle_open(self, line: int) -> Script[None]:
-        """Find out about every open write before any step code runs, and set aside what a step raised twice on."""
-        flow, state = self._flow, self._state
-        rows, _ = yield Io(lambda: self.cp.store.calls(self.task_id, line=line, from_step=state.step, bodies=False))
-        for row in rows:
-            row.check(self.task_id, f"call {row.no}")
-        self._pauses = yield Io(lambda: self.cp.store.pauses(self.task_id))
-        for pause in self._pauses:
-            pause.check(self.task_id, f"pause {pause.no}")
-        anew = journal.to_ask_anew(journal.Raised.decode(self._task.raised), line, state.step, rows)
-        verified = 0
-        known: dict[int, CallRow] = {r.no: r for r in rows}
-        died = self._grant is not None and self._grant.previous in {"dead", "presumed_dead"}
-        killer = quarantine.killer(rows, flow.guard.fence - 1 if died else 0)
-        for row in rows:
-            action = journal.decide(row, now_us=to_us(now())) if row.status == "started" else None
-            if action in (Action.VERIFY, Action.PARK):
-                verified += action is Action.VERIFY
-                known[row.no] = yield from flow.settle(row)
-            elif action is Action.REPEAT:
-                known[row.no] = yield from self._note_death(row, killer[1] if killer is not None and killer[0] is row else 0)
-        for row in anew:
-            done = yield Io(lambda r=row: flow.commit(flow._calls(CallWrite(replace(r, superseded=True)))))  # type: ignore[misc]
-            known[row.no] = done.calls[0]
-        for row in known.values():
-            self._steps.setdefault(row.step, []).append(row)
-        self._open_step()
-        self.recovery = Recovery(
-            mode="head",
-            seq=state.seq,
-            reused=sum(r.status == "succeeded" and not r.superseded for r in known.values()),
-            verified=verified,
-            unclaimed=tuple(r.no for r in flow.journal.unclaimed()),
-            previous=self._grant.previous if self._grant else "",
-        )
-        state.recovery = self.recovery
-        doubt, _ = planning.waiting_on(list(known.values()), [], line, state.step)
-        if doubt:
-            flow.end(in_doubt_error(self.task_id, *doubt))
-        if asked := self.unanswered():
-            flow.end(self._unanswered_error(*asked))
-
-    def _note_death(self, row: CallRow, n: int) -> Script[CallRow]:
-        """Count the deaths that an open call was alone at, or begin the count anew."""
-        if not n and not quarantine.deaths(row):
-            return row
-        after = quarantine.noted(row, n)
-        stamp = "ended" if after.status == "quarantined" else ""
-        done = yield Io(lambda: self._flow.commit(self._flow._calls(CallWrite(after, stamp), sync=bool(stamp))))
-        return done.calls[0]  # type: ignore[no-any-return]
 
     def _open_step(self) -> None:
         flow = self._flow
@@ -504,8 +392,7 @@ class RunBase(Ending):
         state, flow = self._state, self._flow
         recovery = None
         if self._first_save and state.recovery is not None:
-            r = state.recovery
-            recovery = {"mode": r.mode, "seq": r.seq, "reused": r.reused, "verified": r.verified, "previous": r.previous}
+            recovery = recorded(state.recovery)
         row, packed = self.cp._row(
             state,
             self._control,
@@ -564,21 +451,3 @@ class RunBase(Ending):
 
     def call(self, target: Any, /, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
-
-
-def _how(state: State, grant: Grant, recovery: Recovery) -> str:
-    parts = [f"schema {state.version}"]
-    if state.created_at is not None:
-        parts.append(f"saved {_ago((now() - state.created_at).total_seconds())}")
-    if grant.previous:
-        parts.append(f"last holder {grant.previous.replace('_', ' ')}")
-    if recovery.reused:
-        parts.append(f"{recovery.reused} results at hand")
-    return ", ".join(parts)
-
-
-def _ago(seconds: float) -> str:
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{int(seconds // size)} {unit} ago"
-    return f"{max(0, int(seconds))} s ago"

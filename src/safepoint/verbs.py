@@ -1,4 +1,4 @@
-"""The verbs that deal with the journal: what a resume would do, calls and their settlement, pauses and their answers."""
+"""The verbs that deal with the journal: calls and their settlement, pauses and their answers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from safepoint.checking import check_limit
 from safepoint.codec import states, values
 from safepoint.codec.registry import Registry
 from safepoint.errors import AlreadyAnswered, Conflict, NotFound, UsageError
-from safepoint.model import CALL_STATUSES, Call, Done, NotDone, Pause, State, a_type, check_id, new_id, now, to_us
+from safepoint.model import CALL_STATUSES, Call, Done, NotDone, Pause, a_type, check_id, new_id, now, to_us
 from safepoint.rows import CallRow, CallWrite, Commit, PauseRow, PauseWrite, replace
-from safepoint.rules import planning
-from safepoint.rules.planning import Plan
 from safepoint.stores.base import Store
 
 
@@ -23,41 +21,8 @@ class JournalVerbs:
 
     if TYPE_CHECKING:
 
-        def _load(self, task: str, **selector: Any) -> State | None: ...
-
         @staticmethod
         def _no_task(task_id: str) -> NotFound: ...
-
-    def plan(self, task_id: str) -> Plan:
-        """What a resume would do: with which checkpoint it begins, and what becomes of each recorded call. Changes nothing.
-
-        Raises:
-            NotFound: no such task.
-        """
-        row = self.store.task(check_id(task_id))
-        if row is None:
-            raise self._no_task(task_id)
-        branch = next((b for b in self.store.branches(task_id) if b.name == row.branch), None)
-        problem: BaseException | None = None
-        try:
-            state = self._load(task_id)
-        except Exception as error:
-            state, problem = None, error
-        lease = self.store.lease(task_id)
-        line, step = (branch.line, state.step) if branch and state else (1, 0)
-        calls, objects = self.store.calls(task_id, line=line, from_step=step)
-        return planning.plan(
-            row,
-            lease,
-            state.seq if state else (branch.head.seq if branch else None),
-            problem,
-            line,
-            step,
-            calls,
-            self.store.pauses(task_id),
-            lambda r: states.call(task_id, r, objects, None),
-            to_us(now()),
-        )
 
     def calls(self, task_id: str, *, status: str | None = None, limit: int | None = None) -> list[Call]:
         """The task's journal, oldest first, with arguments and results as plain values; ``limit`` keeps the newest."""

@@ -12,6 +12,7 @@ from safepoint.codec import chunks, values
 from safepoint.codec.chunks import Packed
 from safepoint.codec.migrating import Migrations, blamed, migrated
 from safepoint.codec.registry import Registry
+from safepoint.codec.resource import masked
 from safepoint.errors import Damaged, InvalidState, NewerFormat, NewerSchema, SafepointError
 from safepoint.model import METADATA_LIMIT, Call, Checkpoint, Kind, Metrics, Obj, Pause, State, from_us
 from safepoint.rows import CallRow, CheckpointRow, PauseRow, replace
@@ -260,7 +261,7 @@ def pack_values(value: Mapping[str, Any], registry: Registry, base: Packed | Non
 def unpack_values(data: bytes, refs: bytes, objects: Mapping[bytes, Obj], registry: Registry | None) -> dict[str, Any]:
     """With a registry: the values. Without: plain data, for people, with no class made."""
     if registry is None:
-        return cast(dict[str, Any], values.to_json(chunks.unpack_plain(data, refs, objects)))
+        return cast(dict[str, Any], values.to_json(masked(chunks.unpack_plain(data, refs, objects))))
     return chunks.unpack(data, refs, objects, registry)[0]
 
 
@@ -299,7 +300,7 @@ def pause(task: str, row: PauseRow, registry: Registry | None) -> Pause:
     def body(data: bytes | None) -> Any:
         if data is None:
             return None
-        return values.to_json(values.decode_plain(data)) if registry is None else values.decode(data, registry)
+        return values.to_json(masked(values.decode_plain(data))) if registry is None else values.decode(data, registry)
 
     return Pause(
         task_id=task,

@@ -21,12 +21,12 @@ _GONE = object()
 _OF_STATE = ("messages", "metadata", "agent_state")
 
 
-def checks(given: object, name: str = "health") -> tuple[Check, ...]:
+def checks(given: object, name: str = "health=") -> tuple[Check, ...]:
     """The checks of an option, as a tuple."""
     several = (given,) if callable(given) else given
     found: tuple[Any, ...] = tuple(several) if isinstance(several, Iterable) else (None,)
     if not all(map(callable, found)):
-        raise UsageError(f"{name}= must be a list of functions of the state", "", "Pass [safepoint.messages_complete].")
+        raise UsageError(f"{name} must be a list of functions of the state", "", "Pass [safepoint.messages_complete].")
     return found
 
 

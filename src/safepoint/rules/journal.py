@@ -64,7 +64,7 @@ def decide(row: CallRow | None, *, past: bool = False, answered: bool = True, no
         case "succeeded":
             return Action.REUSE if row.result is not None else Action.LOST
         case "failed":
-            if past:
+            if past and row.attempts:  # one that was parked unsent has not failed for anybody yet
                 return Action.RAISE
             return Action.REPEAT if row.effect != "write" or row.not_done else Action.PARK
         case "paused":

@@ -211,12 +211,14 @@ def best_error(verdicts: Sequence[Verdict]) -> Verdict | None:
     return next((v for v in verdicts if v.of_program), None)
 
 
-def closed_from(damaged: Iterable[CallRow], rows: Iterable[CallRow]) -> list[CallRow]:
+def closed_from(damaged: Iterable[int], rows: Iterable[CallRow]) -> list[CallRow]:
     """Reads that are asked for anew since the record of a call before them is damaged: only an unbroken record is replayed.
 
     Writes are still served: they happened. By number, which the store's own key gives: the damaged row's fields say nothing.
+    Without any number, none is known to be before it.
+
+    Args:
+        damaged: Numbers of the damaged ones.
     """
-    first = min((r.no for r in damaged), default=None)
-    if first is None:
-        return []
+    first = min(damaged, default=0)
     return [r for r in rows if r.no > first and r.effect == "read" and r.status == "succeeded" and not r.superseded]

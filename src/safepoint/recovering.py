@@ -1,0 +1,480 @@
+"""Going back: what is known of a task's checkpoints, a look at each, and the commit that begins a new branch at one.
+
+Shared by runs, by the verbs and by ``plan``; what is decided lies in ``rules.recovery``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from safepoint._probe import at
+from safepoint.codec import states
+from safepoint.errors import (
+    Conflict,
+    Damaged,
+    InvalidState,
+    LeaseLost,
+    MissingExtra,
+    NewerFormat,
+    NewerSchema,
+    NotFound,
+    RefusedType,
+    SafepointError,
+    StoreFull,
+    Unavailable,
+    UsageError,
+)
+from safepoint.model import Obj, State, a_type, new_id, now, to_us
+from safepoint.rows import BranchRow, CallRow, CheckpointRow, Commit, Committed, Guard, Head, Lost, TaskPatch, TaskRow, replace
+from safepoint.rules import health, recovery
+from safepoint.rules.health import Check
+from safepoint.rules.recovery import Course, Verdict
+
+log = logging.getLogger("safepoint")
+
+if TYPE_CHECKING:
+    from safepoint.checkpointer import Checkpointer
+
+NEVER_PASSED = (Unavailable, StoreFull, UsageError, LeaseLost, MissingExtra, NewerFormat, NewerSchema)
+"""Errors that say nothing against what is stored: nobody falls back for them. The newer ones mean that the program is old."""
+
+
+# -- what is there
+
+
+@dataclass(slots=True, repr=False)
+class Survey:
+    """All that is known of a task's own checkpoints, branches and calls, without their bodies."""
+
+    task: str
+    row: TaskRow
+    branches: list[BranchRow] = field(default_factory=list)
+    rows: list[CheckpointRow] = field(default_factory=list)
+    """By falling seq; also those whose seal is broken."""
+    whole: list[CheckpointRow] = field(default_factory=list)
+    calls: list[CallRow] = field(default_factory=list)
+    """Whole ones."""
+    lost_calls: bool = False
+
+    def branch(self, name: str | None = None) -> BranchRow | None:
+        """That of the name, or the current one."""
+        wanted = self.row.branch if name is None else name
+        return next((b for b in self.branches if b.name == wanted), None)
+
+    def candidates(self) -> list[int]:
+        current = self.row.branch
+        if self.branch() is None and not any(r.branch == current for r in self.whole):
+            current = recovery.newest_branch(self.whole) or current
+        return recovery.lineage(self.whole, self.branches, current)
+
+    def header(self, seq: int) -> CheckpointRow | None:
+        return next((r for r in self.rows if r.seq == seq), None)
+
+
+def survey(cp: Checkpointer, row: TaskRow) -> Survey:
+    """Look at every row of a task. Where the store can walk, one that cannot be read does not hide the others."""
+    task = row.task
+    found = Survey(task, row)
+    calls: list[CallRow] = []
+    walk = cp.store.walk(task)
+    try:
+        for part in walk:
+            match part:
+                case Obj():
+                    break  # they come last
+                case BranchRow() if part.space == "":
+                    found.branches.append(part)
+                case CheckpointRow() if part.space == "":
+                    found.rows.append(replace(part, root=b"", refs=b""))
+                case CallRow():
+                    calls.append(part)
+                case Lost():
+                    found.lost_calls |= part.kind in ("call", "")
+    except NotImplementedError:
+        found.branches = cp.store.branches(task)
+        found.rows = cp.store.headers(task)
+        try:
+            calls = cp.store.calls(task, bodies=False)[0]
+        except Damaged as error:
+            if error.details.get("rolled_back"):
+                raise
+            found.lost_calls = True
+    finally:
+        close = getattr(walk, "close", None)
+        if close is not None:
+            close()
+    found.rows.sort(key=lambda r: -r.seq)
+    found.whole = [r for r in found.rows if is_whole(task, r)]
+    found.calls = [c for c in calls if is_whole(task, c)]
+    found.lost_calls |= len(found.calls) < len(calls)
+    return found
+
+
+def _few(cp: Checkpointer, row: TaskRow, n: int) -> Survey:
+    """Enough to name the next candidates below a good head."""
+    rows = cp.store.headers(row.task, limit=8 * n)
+    return Survey(row.task, row, cp.store.branches(row.task), rows, [r for r in rows if is_whole(row.task, r)])
+
+
+_NEWEST_CALLS = 200
+
+
+def recorded_calls(cp: Checkpointer, row: TaskRow, line: int, step: int) -> tuple[list[CallRow], tuple[int, ...] | None]:
+    """The whole records of the steps that are run again; and the numbers of those that are damaged, None if there are none."""
+    task = row.task
+    try:
+        rows, _ = cp.store.calls(task, line=line, from_step=step, bodies=False)
+        # One whose line or step is damaged is not among them. The newest are what was under way.
+        newest, _ = cp.store.calls(task, limit=_NEWEST_CALLS, bodies=False)
+    except Damaged as error:
+        if error.details.get("rolled_back"):
+            raise
+        return [c for c in survey(cp, row).calls if c.line == line and c.step >= step], ()
+    bad = {r.no for r in (*rows, *newest) if not is_whole(task, r)}
+    return [r for r in rows if r.no not in bad], tuple(sorted(bad)) if bad else None
+
+
+def guard_for_lost(cp: Checkpointer, row: TaskRow, line: int, step: int) -> int:
+    """Where records of calls are damaged: the guard over all steps that were ever come to on the line."""
+    found = survey(cp, row)
+    return max(recovery.reach(found.whole, found.branches, found.calls, {line}), step + 1)
+
+
+def is_whole(task: str, row: CheckpointRow | CallRow) -> bool:
+    try:
+        row.check(task, "")
+    except Damaged:
+        return False
+    return True
+
+
+# -- a look at one
+
+
+@dataclass(slots=True, repr=False)
+class Looked:
+    verdict: Verdict
+    state: State | None = None
+    error: Exception | None = None
+
+
+def look(cp: Checkpointer, task: str, seq: int | None, checks: Iterable[Check], requires: Sequence[str] = ()) -> Looked | None:
+    """Load a checkpoint (None: the head of the current branch) and ask the health checks. None if the task has none at all.
+
+    Raises:
+        Unavailable and what else says nothing against what is stored; Damaged if the whole task is older than it was.
+    """
+    n = seq or 0
+    try:
+        state = cp._load(task) if seq is None else cp._load(task, seq=seq)
+        if state is None:
+            if seq is None:
+                if not cp._has_checkpoints(task):
+                    return None
+                state = cp.load_latest(task)  # which says what is wrong, if it has not come meanwhile
+            if state is None:
+                raise NotFound(f"task {task!r} has no checkpoint with seq {seq}", "", "See list_checkpoints.", task=task)
+    except NEVER_PASSED:
+        raise
+    except Damaged as error:
+        if error.details.get("rolled_back"):
+            raise
+        return Looked(Verdict(n or error.details.get("seq") or 0, "damaged"), None, error)
+    except NotFound as error:
+        return Looked(Verdict(n, "missing"), None, error)
+    except RefusedType as error:
+        return Looked(Verdict(n or error.details.get("seq") or 0, "refused", _what(error)), None, error)
+    except Exception as error:  # of a state that breaks a rule; of a migration, which may raise whatever it likes
+        details = error.details if isinstance(error, SafepointError) else {}
+        return Looked(Verdict(n or details.get("seq") or 0, "invalid", type(error).__name__), None, error)
+    assert state.seq is not None
+    ill = unwell(state, checks, requires)
+    if ill:
+        return Looked(Verdict(state.seq, "unhealthy", ill), state, _unhealthy(state, ill))
+    return Looked(Verdict(state.seq), state)
+
+
+def _unhealthy(state: State, ill: str) -> InvalidState:
+    task = state.task_id
+    return InvalidState(
+        f"{task}@{state.seq} is unhealthy", ill, f"Go back: cp.rewind({task!r}, seq).", task=task, seq=state.seq
+    )
+
+
+def _what(error: RefusedType) -> str:
+    kind = error.details.get("type")
+    return kind if isinstance(kind, str) else ""
+
+
+def unwell(state: State, checks: Iterable[Check], requires: Sequence[str] = ()) -> str:
+    """What is wrong with a state: by the checks, and by what is required now or was when it was saved."""
+    wanted = tuple(requires) or state._base.control.requires
+    every = (*checks, health.requires(*wanted)) if wanted else tuple(checks)
+    return health.ailing(state, every)
+
+
+@dataclass(slots=True, repr=False)
+class Choice:
+    """Which checkpoint recovery takes: the first good one."""
+
+    state: State | None
+    """None: none is usable."""
+    verdicts: list[Verdict]
+    """Of all that were looked at, newest first; the good ones are among them."""
+    survey: Survey | None = None
+    """None where the head is good, and nothing else had to be looked at."""
+    head_state: State | None = None
+    """Of a head that loads and is unhealthy."""
+    error: Exception | None = None
+    """Of the head; or, if none is usable and this program may be the one to blame, of the newest such checkpoint."""
+
+    @property
+    def skipped(self) -> tuple[tuple[int, str], ...]:
+        found = []
+        for v in self.verdicts:
+            if v.good:
+                break
+            found.append((v.seq, str(v)))
+        return tuple(found)
+
+
+def choose(
+    cp: Checkpointer, row: TaskRow, checks: Iterable[Check], requires: Sequence[str] = (), *, at_least: int = 1
+) -> Choice | None:
+    """Find the newest checkpoint that passes, one version back at a time; None for a task without any.
+
+    Args:
+        at_least: Look at so many, for people who choose themselves.
+    """
+    checks = tuple(checks)
+    head = look(cp, row.task, None, checks, requires)
+    if head is None:
+        return None
+    state, verdicts, errors = head.state if head.verdict.good else None, [head.verdict], [head.error]
+    if state is not None and at_least <= 1:
+        return Choice(state, verdicts)
+    known = survey(cp, row) if state is None else _few(cp, row, at_least)
+    candidates = known.candidates()
+    branch = known.branch()
+    if not head.verdict.seq and branch is not None:
+        verdicts[0] = Verdict(branch.head.seq, head.verdict.word, head.verdict.why)
+    for seq in candidates:
+        if seq == verdicts[0].seq:
+            continue
+        if state is not None and len(verdicts) >= at_least:
+            break
+        seen = look(cp, row.task, seq, checks, requires)
+        assert seen is not None
+        verdicts.append(seen.verdict)
+        errors.append(seen.error)
+        if state is None and seen.verdict.good:
+            state = seen.state
+    error = head.error
+    if state is None:
+        guilty = recovery.best_error(verdicts)
+        error = errors[verdicts.index(guilty)] if guilty is not None else None
+    return Choice(state, verdicts, known, head.state, error)
+
+
+def none_usable(task: str, choice: Choice, plan: Any) -> Exception:
+    """What to raise where no checkpoint can be used."""
+    if choice.error is not None:
+        return choice.error
+    seen = ", ".join(f"{v.seq} {v}" for v in choice.verdicts[:5])
+    more = f" and {len(choice.verdicts) - 5} more" if len(choice.verdicts) > 5 else ""
+    return Damaged(
+        f"task {task!r} has no checkpoint that can be used",
+        f"{seen}{more}",
+        "Restore the store from a backup; or begin anew on a new branch, with fresh_start=True. What is stored stays as it is.",
+        task=task,
+        plan=plan,
+    )
+
+
+def newest_good(cp: Checkpointer, task: str) -> int | None:
+    """The newest checkpoint below a head that cannot be used, as far as it can be found out."""
+    row = cp.store.task(task)
+    if row is None:
+        return None
+    with suppress(*NEVER_PASSED):
+        for seq in survey(cp, row).candidates():
+            seen = look(cp, task, seq, ())
+            if seen is not None and seen.verdict.good:
+                return seq
+    return None
+
+
+# -- a new branch
+
+
+def course_from(
+    found: Survey,
+    chosen: CheckpointRow,
+    *,
+    journal: str,
+    left_guard: int | None,
+    own_guard: int,
+    left: str | None = None,
+    older: bool = False,
+) -> Course:
+    """Line and guard for leaving a branch (the current one by default) for ``chosen``.
+
+    Args:
+        left_guard: What the left head stands under; None if it cannot be read.
+        own_guard: What the chosen checkpoint stands under.
+    """
+    course = recovery.course(
+        found.whole,
+        found.branches,
+        found.calls,
+        journal=journal,
+        left=found.branch(left),
+        chosen=chosen,
+        left_guard=left_guard,
+        lost_calls=found.lost_calls,
+        older=older,
+    )
+    if journal == "fresh" or own_guard <= course.guard:
+        return course
+    return replace_course(course, own_guard)
+
+
+def replace_course(course: Course, guard: int) -> Course:
+    return Course(course.line, guard, course.why or "a guard that it stands under is kept")
+
+
+def branch_off(
+    cp: Checkpointer,
+    found: Survey,
+    chosen: CheckpointRow,
+    course: Course,
+    *,
+    name: str | None,
+    kind: str,
+    guard: Guard | None = None,
+    current: bool = True,
+    patch: TaskPatch | None = None,
+) -> tuple[CheckpointRow, Committed]:
+    """Commit one new checkpoint with the state of ``chosen`` (a whole row, with its root) on a new branch; with ``current`` it
+    becomes the current one in that same commit. Nothing else is written, and no object is sent.
+
+    Args:
+        name: None for the next free automatic one.
+    Raises:
+        Conflict: there is a branch of that name. NotFound: the checkpoint has gone meanwhile.
+    """
+    taken = {b.name for b in found.branches} | {r.branch for r in found.rows}
+    label = f"from {chosen.seq}"
+    under = states.with_guard(chosen, course.guard)
+    while True:
+        branch = recovery.next_name(found.row.branch, taken) if name is None else name
+        row = replace(
+            under,
+            id=new_id(),
+            branch=branch,
+            parent_seq=chosen.seq,
+            kind=kind,
+            label=label,
+            created_at=to_us(now()),
+            metrics=b"",
+            pinned=False,
+            seq=0,
+            seal=b"",
+        )
+        if current:
+            patch = TaskPatch(branch=branch) if patch is None else replace(patch, branch=branch)
+        at("branch.before")
+        try:
+            done = cp.store.commit(
+                Commit(
+                    task=found.task,
+                    id=row.id,
+                    guard=guard,
+                    anyway=guard is None,
+                    checkpoint=row,
+                    expect=None,
+                    line=course.line,
+                    stands_on=Head(chosen.seq, chosen.id),
+                    patch=patch,
+                )
+            )
+        except Conflict:
+            if name is not None:
+                raise
+            taken.add(branch)  # somebody forked under that very name meanwhile
+            continue
+        at("branch.after")
+        assert done.seq is not None
+        return replace(row, seq=done.seq), done
+
+
+def next_branch(found: Survey) -> str:
+    """The name that the next automatic branch gets."""
+    return recovery.next_name(found.row.branch, {b.name for b in found.branches} | {r.branch for r in found.rows})
+
+
+def guard_in(state: State | None) -> int:
+    return 0 if state is None else int(state._base.control.guard)
+
+
+def guard_of_head(cp: Checkpointer, task: str, branch: str | None = None) -> int | None:
+    """The guard that a branch's head (the current one's by default) stands under; None if it cannot be read."""
+    try:
+        state = cp._load(task) if branch is None else cp._load(task, branch=branch)
+    except NEVER_PASSED[:4]:
+        raise
+    except Exception:  # what is left need not be usable
+        return None
+    return None if state is None else guard_in(state)
+
+
+def under_guard(cp: Checkpointer, task: str, row: CheckpointRow, guard: int) -> CheckpointRow:
+    """One more checkpoint on top of the one that began a branch, the same under a guard."""
+    on = Head(row.seq, row.id)
+    above = replace(states.with_guard(row, guard), id=new_id(), parent_seq=row.seq, created_at=to_us(now()), seq=0, seal=b"")
+    done = cp.store.commit(Commit(task=task, id=above.id, anyway=True, checkpoint=above, expect=on, stands_on=on))
+    assert done.seq is not None
+    return replace(above, seq=done.seq)
+
+
+def body(cp: Checkpointer, task: str, seq: int) -> CheckpointRow:
+    """A checkpoint's whole row, its root with it. NotFound, Damaged, NewerFormat."""
+    found = cp.store.read(task, seq=seq)
+    if found is None:
+        raise NotFound(
+            f"task {task!r} has no checkpoint with seq {seq}", "", "See list_checkpoints, or `safepoint log`.", task=task
+        )
+    states.check_row(task, found[0])
+    if found[0].kind == "failure":
+        raise UsageError(
+            f"{task}@{seq} is what a failed step looked like",
+            "its changes were thrown away, and are no state to go on from",
+            f"Name the checkpoint that it hangs below: {found[0].parent_seq}.",
+        )
+    return found[0]
+
+
+def no_branch(task: str, name: str) -> NotFound:
+    return NotFound(f"task {task!r} has no branch {name!r}", "", "See cp.branches, or `safepoint branches`.", task=task)
+
+
+def taken_as_it_is(cp: Checkpointer, task: str) -> bool:
+    """A person has chosen a checkpoint: if the store refuses the task as older than it was, it is now taken as it stands."""
+    try:
+        cp.store.read(task)
+    except Damaged as error:
+        if error.details.get("rolled_back"):
+            cp.store.accept(task)
+            return True
+    return False
+
+
+def check_journal(value: object) -> str:
+    if value not in recovery.JOURNALS:
+        shown = repr(value) if isinstance(value, str) else a_type(value)
+        raise UsageError(f"journal={shown} is not available", "", f"Use one of {', '.join(recovery.JOURNALS)}.")
+    return str(value)
