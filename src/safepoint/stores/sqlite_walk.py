@@ -558,21 +558,30 @@ def structure(db: Database) -> Iterator[Lost]:
     """SQLite's own check of its pages, trees and indexes, and the count of tasks."""
     from safepoint.stores.sqlite_db import Database
 
+    found: list[str] = []
     try:
         with db.reading() as conn:
             counted = conn.rows("SELECT (SELECT value FROM sp_meta WHERE key = 'tasks'), (SELECT count(*) FROM sp_tasks)")
         if counted and isinstance(counted[0][0], int) and counted[0][0] != counted[0][1]:
             why = f"sp_meta counts {counted[0][0]}, and {counted[0][1]} are there"
-            yield Lost("tasks are missing", "sp_tasks", why, kind="structure")
+            yield Lost("the number of tasks", "sp_tasks", why, kind="structure")
+    except Damaged as error:
+        found.append(error.why)
+    try:
         # It takes as long as reading the file does: on connections of its own, so that nobody here waits for it.
         own = Database(db.path, timeout=db.timeout, full=db.full)
         try:
             with own.reading() as conn:
-                found = [str(text) for (text,) in conn.rows(f"PRAGMA integrity_check({WRONG})")]
+                cursor = conn.execute(f"PRAGMA integrity_check({WRONG})")
+                try:
+                    for (text,) in cursor:  # one by one: an error after them does not take them along
+                        found.append(str(text))
+                finally:
+                    cursor.close(True)
         finally:
             own.close()
     except Damaged as error:
-        found = [error.why]
+        found.append(error.why)
     for text in found:
         if text != "ok":
             yield Lost("the structure of the file", db.path, text, kind="structure")
