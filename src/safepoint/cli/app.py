@@ -115,8 +115,9 @@ def log(task: str, limit: int, before: int | None, branch: str | None) -> None:
 @click.argument("task", metavar="TASK[@SEQ]")
 @click.option("--messages", "-m", type=click.IntRange(0), metavar="N", help="Only the last N messages.")
 @click.option("--full", is_flag=True, help="Do not cut long texts on a terminal.")
+@click.option("--raw", is_flag=True, help="As it is stored, as JSON; of a damaged one, what can be read.")
 @common
-def show(task: str, messages: int | None, full: bool) -> None:
+def show(task: str, messages: int | None, full: bool, raw: bool) -> None:
     """Show a checkpoint: header, messages, agent_state, metadata.
 
     Without @SEQ the head of the current branch. Values of the application's own classes are shown as plain data; none of
@@ -125,6 +126,9 @@ def show(task: str, messages: int | None, full: bool) -> None:
     with opened() as cp:
         task, seq = split_at(cp, task)
         cp.status(task)
+        if raw:
+            Screen().json(cp.raw(task, seq=seq))
+            return
         found = cp.store.read(task, seq=seq)
         if found is None:
             what = f"no checkpoint {seq}" if seq is not None else "no checkpoint yet"
