@@ -103,6 +103,12 @@ class LockFile:
             opened.held.add(byte)
             return Claim(opened, byte)
 
+    def free(self, byte: int) -> None:
+        """Let a byte of this process go, whoever has its claim: for those who keep book of their bytes themselves."""
+        with _lock:
+            if self._opened is not None:
+                Claim(self._opened, byte).free()
+
     def is_held(self, byte: int, file: str | None = None) -> bool | None:
         """Whether a living process holds the byte, locked in the file of that name (or in the one that is there now).
 

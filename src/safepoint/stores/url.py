@@ -175,11 +175,22 @@ def _sqlite(url: str, path: str, options: Options) -> Store:
     return SQLiteStore(os.path.abspath(path[1:]), **options)
 
 
+def _file(url: str, path: str, options: Options) -> Store:
+    if not path.startswith("/"):
+        raise UsageError(f"{redact(url)!r} names a host", "the files are local", "Write three slashes: file:///checkpoints.")
+    if path == "/":
+        raise UsageError(f"{redact(url)!r} names no folder", "", "Write one, as in file:///checkpoints.")
+    from safepoint.stores.file import FileStore
+
+    return FileStore(os.path.abspath(path[1:]), **options)
+
+
 _BUILT_IN: dict[str, tuple[Callable[[str, str, Options], Store], dict[str, Parser]]] = {
     "memory": (_memory, _COMMON),
+    "file": (_file, _COMMON),
     "sqlite": (_sqlite, {**_COMMON, "network_ok": (_flag, "true or false")}),
 }
-_LATER = frozenset({"file", "postgresql", "postgres", "redis", "rediss", "valkey"})
+_LATER = frozenset({"postgresql", "postgres", "redis", "rediss", "valkey"})
 
 
 def _entry_points() -> EntryPoints:

@@ -1,0 +1,378 @@
+"""The journal of a task in the file store: lines of JSON, and what they add up to.
+
+A line is one atomic commit. It ends in a checksum over itself and over the line before it, so that a line that was changed, left
+out or moved is found, and a new line never begins but at a line feed of ours: JSON as it is written here has none inside.
+The first line says whose journal it is and how many lines after it hold one row each, as they stood when it was last written anew;
+all further lines are commits.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from safepoint.errors import Damaged, NewerFormat
+from safepoint.rows import BranchRow, CallRow, CheckpointRow, Commit, Committed, Head, Numbers, PauseRow, TaskRow, replace
+from safepoint.rules import retention
+from safepoint.stores import refusals
+from safepoint.stores.file_rows import (
+    LAYOUT,
+    changed,
+    changes,
+    checksum,
+    header,
+    read_row,
+    row_as_json,
+    task_as_json,
+    task_from_json,
+)
+
+__all__ = ["Book", "Gap", "begin", "closed", "rewritten"]
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+_SUM = 32
+TAIL = _SUM + len(b',"sum":""}')
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A line of a journal that cannot be read."""
+
+    line: int
+    """Counted from 1."""
+    why: str
+
+
+def closed(body: dict[str, Any], before: str) -> tuple[bytes, str]:
+    """A line with its line feed, and its sum, which the next one needs."""
+    text = _encode(body)
+    sum = checksum(before.encode() + text)
+    return b'%s,"sum":"%s"}\n' % (text[:-1], sum.encode()), sum
+
+
+def opened(line: bytes, before: str | None) -> tuple[dict[str, Any], str]:
+    """The content of a line and its sum. Raises Damaged; with ``before`` also if another line stood before it."""
+    body, sum = line[:-TAIL] + b"}", line[-TAIL:]
+    if len(line) <= TAIL or not (sum.startswith(b',"sum":"') and sum.endswith(b'"}')):
+        raise Damaged("it is no whole line", "")
+    text = sum[8:-2].decode("latin-1")
+    if before is not None and checksum(before.encode() + body) != text:
+        raise Damaged("it is not as it was written", "or the line before it is not")
+    try:
+        found = _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise Damaged("it is no JSON", str(error)) from error
+    except RecursionError:
+        raise Damaged("it is no JSON of ours", "it nests too deep") from None
+    if type(found) is not dict:
+        raise Damaged("it is no line of a journal", "")
+    return found, text
+
+
+@dataclass(slots=True)
+class Book:
+    """What a journal adds up to."""
+
+    row: TaskRow
+    checkpoints: dict[int, CheckpointRow] = field(default_factory=dict)
+    """Without their states."""
+    sums: dict[int, str] = field(default_factory=dict)
+    """Of the states, as the journal has them."""
+    ids: dict[tuple[str, str], int] = field(default_factory=dict)
+    branches: dict[tuple[str, str], BranchRow] = field(default_factory=dict)
+    calls: dict[int, CallRow] = field(default_factory=dict)
+    pauses: dict[int, PauseRow] = field(default_factory=dict)
+    numbers: Numbers = field(default_factory=Numbers)
+    fence: int = 0
+    """The highest that the journal knows of; leases lie elsewhere."""
+    last: tuple[str, tuple[int, ...], tuple[int, ...]] = ("", (), ())
+    """The newest commit: its id, and the numbers of the calls and pauses it wrote."""
+    swept: list[tuple[str, str, int]] = field(default_factory=list)
+    """Documents that the last removal was to delete: space, branch, seq."""
+    gaps: list[Gap] = field(default_factory=list)
+    exists: bool = False
+    lines: int = 0
+    sum: str = ""
+    name: str = ""
+    """Of this journal; drawn anew each time it is written anew."""
+    rows: int = 0
+    """How many lines after the first hold rows."""
+
+    @classmethod
+    def of(cls, task: str) -> Book:
+        return cls(TaskRow(task=task))
+
+    # -- reading lines
+
+    def read(self, line: bytes) -> None:
+        """Take in the next line. Raises Damaged, and then nothing of it was taken."""
+        body, sum = opened(line, self.sum)
+        if body.get("n") != self.lines:
+            raise Damaged("it is not the next line", "one before it is missing")
+        try:
+            self._take(body)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise Damaged("it is no line of a journal", type(error).__name__) from error
+        self.lines += 1
+        self.sum = sum
+
+    def skip(self, line: bytes, why: str) -> None:
+        """Go on after a line that cannot be read: what it said is lost, and is known to be."""
+        self.gaps.append(Gap(self.lines + 1, why))
+        self.lines += 1
+        try:
+            body, sum = opened(line, None)
+            self.sum = sum
+            self.lines = max(self.lines, int(body.get("n", 0)) + 1)
+        except (Damaged, ValueError, TypeError):
+            self.sum = line[-TAIL:][8:-2].decode("latin-1") if line.endswith(b'"}') else ""
+
+    def _take(self, body: dict[str, Any]) -> None:
+        if self.lines == 0:
+            if body["safepoint"] > LAYOUT:
+                raise NewerFormat(
+                    f"the journal of task {self.row.task!r} has layout {body['safepoint']}",
+                    f"this safepoint reads up to {LAYOUT}",
+                    "Upgrade safepoint; the task is left as it is.",
+                    task=self.row.task,
+                )
+            if body["task"] != self.row.task:
+                raise Damaged("it is of another task", "")
+            self._first(body)
+        elif "at" in body:
+            self.apply(body)
+        else:
+            self._row(body)
+
+    def _first(self, body: dict[str, Any]) -> None:
+        self.name, self.rows = body["journal"], body["rows"]
+        self.numbers = Numbers(*body["numbers"])
+        self.fence = body["fence"]
+        self.row = task_from_json(self.row.task, body["row"])
+        self.exists = body["exists"]
+        self.last = (body["last"][0], tuple(body["last"][1]), tuple(body["last"][2]))
+        self.swept = [(space, branch, seq) for space, branch, seq in body.get("swept", ())]
+
+    def _row(self, body: dict[str, Any]) -> None:
+        if "checkpoint" in body:
+            self._checkpoint(body["checkpoint"], body["state_sum"], body.get("pinned", False))
+        elif "branch" in body:
+            b = body["branch"]
+            row = BranchRow(b["space"], b["name"], Head(*b["head"]), b["line"], b["forked_from"])
+            self.branches[row.space, row.name] = row
+        elif "call" in body:
+            call = read_row(CallRow, body["call"])
+            self.calls[call.no] = call
+        else:
+            pause = read_row(PauseRow, body["pause"])
+            self.pauses[pause.no] = pause
+
+    def _checkpoint(self, data: Any, sum: str, pinned: bool) -> CheckpointRow:
+        row = replace(read_row(CheckpointRow, data), pinned=pinned)
+        self.checkpoints[row.seq] = row
+        self.sums[row.seq] = sum
+        self.ids[row.space, row.id] = row.seq
+        return row
+
+    def apply(self, body: dict[str, Any]) -> None:
+        """A commit, read or just written."""
+        calls = [read_row(CallRow, data) for data in body.get("calls", ())]
+        pauses = [read_row(PauseRow, data) for data in body.get("pauses", ())]
+        row = changed(self.row, body.get("row", {}))
+        numbers = Numbers(*body["numbers"])
+        if "checkpoint" in body:
+            new = self._checkpoint(body["checkpoint"], body["state_sum"], False)
+            if body["moves"]:
+                key = new.space, new.branch
+                head, at = Head(new.seq, new.id), self.branches.get(key)
+                self.branches[key] = (
+                    BranchRow(*key, head, body["line"], new.parent_seq)
+                    if at is None
+                    else BranchRow(*key, head, at.line, at.forked_from)
+                )
+        if "pin" in body:
+            seq, pinned = body["pin"]
+            if seq in self.checkpoints:
+                self.checkpoints[seq] = replace(self.checkpoints[seq], pinned=pinned)
+        self.calls.update((call.no, call) for call in calls)
+        self.pauses.update((pause.no, pause) for pause in pauses)
+        self.row, self.numbers = row, numbers
+        self.fence = max(self.fence, body.get("fence", 0))
+        if "id" in body:
+            self.last = (body["id"], tuple(c.no for c in calls), tuple(p.no for p in pauses))
+        self.exists = True
+
+    # -- what it says
+
+    def head(self, space: str, branch: str) -> Head | None:
+        at = self.branches.get((space, branch))
+        return None if at is None else at.head
+
+    def task_row(self) -> TaskRow:
+        at = self.branches.get(("", self.row.branch))
+        line, step = 1, 0
+        if at is not None:
+            line = at.line
+            step = row.step if (row := self.checkpoints.get(at.head.seq)) is not None else 0
+        return replace(
+            self.row,
+            head=None if at is None else at.head,
+            step=step,
+            in_doubt=sum(c.status == "in_doubt" and c.line == line and c.step >= step for c in self.calls.values()),
+            open_pauses=sum(p.status == "open" and p.line == line and p.step >= step for p in self.pauses.values()),
+            checkpoints=len(self.checkpoints),
+        )
+
+    def needed(self, live_fence: int | None) -> set[int]:
+        """The checkpoints that no retention may delete."""
+        kept = {row.seq for row in self.checkpoints.values() if row.pinned}
+        heads = []
+        for branch in self.branches.values():
+            kept.add(branch.head.seq)
+            if branch.forked_from is not None:
+                kept.add(branch.forked_from)
+            if (row := self.checkpoints.get(branch.head.seq)) is not None:
+                heads.append(retention.At(branch.line, row.step))
+        return kept | retention.stood_on(heads, self.calls.values(), self.pauses.values(), live_fence)
+
+    # -- the next line
+
+    def plan(self, commit: Commit, now: int, state_sum: str) -> tuple[dict[str, Any], CheckpointRow | None, Committed]:
+        """The line that a commit becomes, its sealed checkpoint, and what it is answered. Raises what the contract says."""
+        new, task = commit.checkpoint, commit.task
+        at = None
+        if new is not None:
+            at = self.branches.get((new.space, new.branch))
+            if (head := None if at is None else at.head) != commit.expect:
+                raise refusals.moved(commit, head)
+        if commit.at_head and (head := self.head("", self.row.branch)) != commit.stands_on:
+            raise refusals.not_at_head(commit, self.row.branch, head)
+        if (on := commit.stands_on) is not None:
+            base = self.checkpoints.get(on.seq)
+            if base is None or base.id != on.id:
+                raise refusals.gone(task, on)
+        no, position, pause_no = self.numbers.call, self.numbers.position, self.numbers.pause
+        calls: dict[int, CallRow] = {}
+        for write in commit.calls:
+            row = write.row
+            if row.version == 0:
+                no += 1
+                row = replace(row, no=no)
+            else:
+                _compare(task, "call", row, calls.get(row.no) or self.calls.get(row.no))
+            position += bool(write.stamp)
+            stamp = {write.stamp: position} if write.stamp else {}
+            calls[row.no] = replace(row, version=row.version + 1, **stamp).sealed(task)
+        pauses: dict[int, PauseRow] = {}
+        for ask in commit.pauses:
+            pause = ask.row
+            if pause.version == 0:
+                pause_no += 1
+                pause = replace(pause, no=pause_no)
+            else:
+                _compare(task, "pause", pause, pauses.get(pause.no) or self.pauses.get(pause.no))
+            pauses[pause.no] = replace(pause, version=pause.version + 1).sealed(task)
+
+        body: dict[str, Any] = {"n": self.lines, "at": now, "id": commit.id}
+        seq, line_no, head, sealed = self.numbers.seq, self.numbers.line, None, None
+        branch = self.row.branch
+        if new is not None:
+            seq += 1
+            sealed = replace(new, id=commit.id, seq=seq, pinned=False).sealed(task)
+            body |= {"checkpoint": header(sealed), "state_sum": state_sum, "moves": commit.moves_head}
+            head = commit.expect
+            if commit.moves_head:
+                head = Head(seq, commit.id)
+                if at is None:
+                    body["line"] = line = commit.line if commit.line is not None else line_no + 1
+                    line_no = max(line_no, line)
+                    if new.space == "" and not any(space == "" for space, _ in self.branches):
+                        branch = new.branch  # a task's first branch is its current one
+        if calls:
+            body["calls"] = [row_as_json(row) for row in calls.values()]
+        if pauses:
+            body["pauses"] = [row_as_json(row) for row in pauses.values()]
+        row_of_task = replace(self.row, branch=branch, updated_at=now)
+        if (patch := commit.patch) is not None:
+            names = ("status", "agent", "input", "reason", "raised", "parent", "branch")
+            row_of_task = replace(row_of_task, **{n: v for n in names if (v := getattr(patch, n)) is not None})
+        numbers = Numbers(seq, no, pause_no, line_no, position)
+        body |= {"row": changes(self.row, row_of_task), "numbers": msgspec.structs.astuple(numbers)}
+        done = Committed(seq if sealed else None, head, False, tuple(calls.values()), tuple(pauses.values()))
+        return body, sealed, done
+
+    def mark(self, now: int, row: TaskRow, **more: Any) -> dict[str, Any]:
+        """A line that is no commit of the public kind: of a lease or a pin. It leaves ``last`` as it is."""
+        numbers = msgspec.structs.astuple(self.numbers)
+        return {"n": self.lines, "at": now, "row": changes(self.row, row), "numbers": numbers, **more}
+
+    def repeated(self) -> Committed:
+        _, calls, pauses = self.last
+        return Committed(
+            None,
+            None,
+            True,
+            tuple(self.calls[no] for no in calls if no in self.calls),
+            tuple(self.pauses[no] for no in pauses if no in self.pauses),
+        )
+
+
+def _compare(task: str, kind: str, row: CallRow | PauseRow, there: CallRow | PauseRow | None) -> None:
+    if there is None:
+        raise refusals.no_row(task, kind, row.no)
+    if there.version != row.version:
+        raise refusals.changed(task, kind, row.no, there.version, row.version)
+
+
+# -- whole journals
+
+
+def begin(task: str, now: int) -> tuple[bytes, Book]:
+    """A journal that says no more than whose it is: the task does not exist yet."""
+    book = Book(TaskRow(task=task, created_at=now, updated_at=now))
+    data = b"".join(rewritten(book, []))
+    return data, loaded(task, data)
+
+
+def rewritten(book: Book, swept: Iterable[tuple[str, str, int]]) -> Iterator[bytes]:
+    """The lines of a journal that says in rows what this one says in commits."""
+    rows: list[dict[str, Any]] = [
+        {"branch": {"space": b.space, "name": b.name, "head": list(b.head), "line": b.line, "forked_from": b.forked_from}}
+        for b in book.branches.values()
+    ]
+    rows += [
+        {"checkpoint": header(c), "state_sum": book.sums[c.seq], **({"pinned": True} if c.pinned else {})}
+        for _, c in sorted(book.checkpoints.items())
+    ]
+    rows += [{"call": row_as_json(row)} for _, row in sorted(book.calls.items())]
+    rows += [{"pause": row_as_json(row)} for _, row in sorted(book.pauses.items())]
+    first: dict[str, Any] = {
+        "n": 0,
+        "safepoint": LAYOUT,
+        "task": book.row.task,
+        "journal": secrets.token_hex(8),
+        "rows": len(rows),
+        "row": task_as_json(book.row),
+        "numbers": msgspec.structs.astuple(book.numbers),
+        "fence": book.fence,
+        "exists": book.exists,
+        "last": [book.last[0], list(book.last[1]), list(book.last[2])],
+    }
+    if gone := [list(place) for place in swept]:
+        first["swept"] = gone
+    sum = ""
+    for n, body in enumerate([first, *rows]):
+        line, sum = closed({"n": n, **body}, sum)
+        yield line
+
+
+def loaded(task: str, data: bytes) -> Book:
+    book = Book.of(task)
+    for line in data.split(b"\n")[:-1]:
+        book.read(line)
+    return book

@@ -1,0 +1,221 @@
+"""Whole tasks of the file store, for verify, copies and exports, and what lies about that belongs to none."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+
+from safepoint.errors import Damaged, NewerFormat, SafepointError
+from safepoint.model import check_id
+from safepoint.rows import CheckpointRow, Image, Lost, Part, replace
+from safepoint.stores import file_rows, filenames, whole
+from safepoint.stores.file_folder import LEASE_BYTES, MADE, Folders
+from safepoint.stores.file_journal import Book, opened, rewritten
+
+__all__ = ["Whole"]
+
+
+class Whole:
+    """Needs ``_f`` from the store."""
+
+    _f: Folders
+
+    def _ids(self, root: int) -> Iterator[str]:
+        """The ids of all folders that are tasks."""
+        ops = self._f.ops
+        for name in ops.list(root):
+            if name.startswith(".") or not ops.is_folder(name, root):
+                continue
+            id = filenames.decode(name)
+            if id is None and filenames.is_cut(name):
+                id = self._inside(root, name)
+            if id is not None:
+                yield id
+
+    def _inside(self, root: int, name: str) -> str | None:
+        """The id of a task whose name was cut, as its journal has it."""
+        ops = self._f.ops
+        try:
+            with ops.opened(ops.child(name, root)) as folder:
+                line = self._f.get(filenames.JOURNAL, folder).partition(b"\n")[0]
+            id = opened(line.rstrip(b"\r"), None)[0].get("task")
+        except (OSError, Damaged):
+            return None
+        return id if isinstance(id, str) and filenames.encode(id) == name else None
+
+    def _bytes_of(self, root: int, task: str, row: CheckpointRow) -> bytes:
+        """A document's file. FileNotFoundError if it is not there."""
+        f = self._f
+        with f.ops.opened(f.ops.child(filenames.encode(task), root)) as folder, f.branch(folder, row.space, row.branch) as fd:
+            return f.get(filenames.document(row.seq), fd)
+
+    def draft(self, task: str, seq: int, space: str = "") -> tuple[CheckpointRow, bytes] | None:
+        """The row of a checkpoint and the state that its document has now, edited or not; None if there is none.
+
+        Raises:
+            Damaged: the document is not there, or is no JSON of ours.
+        """
+        f = self._f
+        with f.root() as root:
+            with f.mutex:
+                book = f.book(root, task)
+                row = None if book is None else book.checkpoints.get(seq)
+            if row is None or row.space != space:
+                return None
+            place = f.place(task, row.space, row.branch, seq)
+            try:
+                data = self._bytes_of(root, task, row)
+                return row, file_rows.root_of(file_rows.parse(data))
+            except FileNotFoundError:
+                raise Damaged(f"{place} is missing", "", "Restore the file.", task=task, seq=seq, path=place) from None
+            except Damaged as error:
+                raise Damaged(
+                    f"{place} cannot be read: {error.what}", error.why, "Correct it, and accept it then.", task=task, seq=seq
+                ) from error
+
+    # -- a task as a whole
+
+    def walk(self, task: str) -> Iterator[Part]:
+        f = self._f
+        with f.root() as root:
+            try:
+                with f.mutex:
+                    book = f.book(root, task)
+                    if book is None:
+                        return
+                    # A copy, since it may go on while whoever asked does something else between two parts.
+                    checkpoints = [row for _, row in sorted(book.checkpoints.items())]
+                    sums = dict(book.sums)
+                    branches = [row for _, row in sorted(book.branches.items())]
+                    calls = [row for _, row in sorted(book.calls.items())]
+                    pauses = [row for _, row in sorted(book.pauses.items())]
+                    gaps, numbers, row_of_task = list(book.gaps), book.numbers, book.task_row()
+            except (Damaged, NewerFormat) as error:
+                yield Lost("rows", filenames.encode(task), f"{error.what}: {error.why}")
+                return
+        yield numbers
+        yield row_of_task
+        journal = f"{filenames.encode(task)}/{filenames.JOURNAL}"
+        for gap in gaps:
+            yield Lost("rows", f"{journal}, line {gap.line}", gap.why)
+        yield from branches
+        for row in checkpoints:
+            yield self._part(task, row, sums.get(row.seq, ""))
+        yield from calls
+        yield from pauses
+
+    def _part(self, task: str, row: CheckpointRow, sum: str) -> CheckpointRow | Lost:
+        f = self._f
+        place = f.place(task, row.space, row.branch, row.seq)
+        try:
+            with f.root() as root:
+                found = file_rows.parse(self._bytes_of(root, task, row))
+            read = file_rows.from_document(task, found)
+            if replace(read, root=b"", pinned=row.pinned) != row or file_rows.checksum(read.root) != sum:
+                return Lost(f"checkpoint {row.seq}", place, "its header is not what the journal says")
+            return replace(read, pinned=row.pinned)
+        except FileNotFoundError:
+            return Lost(f"checkpoint {row.seq}", place, "it is missing")
+        except SafepointError as error:
+            return Lost(f"checkpoint {row.seq}", place, ", ".join(filter(None, (error.what, error.why))))
+
+    def write_task(self, image: Image) -> bool:
+        f, task = self._f, check_id(image.row.task)
+        name = filenames.encode(task)
+        image = whole.sealed(image)
+        book = _book_of(image)
+        byte = secrets.randbits(LEASE_BYTES)
+        with f.root() as root, f.lock(name, task):
+            with f.mutex:
+                there = f.journal(root, task, writer=True)
+            if there is not None and there.book.exists:
+                if _facts(there.book) == _facts(book):
+                    return False
+                raise whole.another(task)
+            # A byte of its own says that it is being made, whoever opens the store meanwhile.
+            claim = f.locks.claim(byte)
+            made = f"{MADE}{byte:x}-{secrets.token_hex(4)}"
+            try:
+                with f.ops.opened(f.ops.child(made, root, create=True, sync=f.full)) as folder:
+                    for row in image.checkpoints:
+                        data = file_rows.document(task, book.checkpoints[row.seq], file_rows.unpack(row.root))
+                        with f.branch(folder, row.space, row.branch, create=True) as fd:
+                            f.put(root, filenames.document(row.seq), data, fd, byte=f.byte(name))
+                    f.put(root, filenames.JOURNAL, b"".join(rewritten(book, [])), folder, byte=f.byte(name))
+                    if there is not None:  # one that was begun, and says nothing
+                        f.ops.remove_tree(name, root)
+                f.ops.rename(made, name, root, root)
+                if f.full:
+                    f.ops.fsync(root)
+            except BaseException:
+                try:
+                    f.ops.remove_tree(made, root)
+                except OSError:
+                    pass  # the next open sweeps it
+                raise
+            finally:
+                if claim is not None:
+                    claim.free()
+        return True
+
+    # -- what belongs to no task
+
+    def strays(self) -> list[Lost]:
+        f, found = self._f, []
+        with f.root() as root:
+            known = {filenames.encode(id) for id in self._ids(root)}
+            for name in sorted(f.ops.list(root)):
+                if name in known:
+                    found += self._strays_of(root, name)
+                elif not name.startswith("."):
+                    found.append(Lost("a stray file", name, "it is no task"))
+        return found
+
+    def _strays_of(self, root: int, name: str) -> list[Lost]:
+        f, found = self._f, []
+        id = filenames.decode(name) or self._inside(root, name)
+        assert id is not None
+        try:
+            with f.mutex:
+                book = f.book(root, id)
+        except SafepointError:
+            return []  # whatever asks for the task is told
+        rows = () if book is None else tuple(book.checkpoints.values())
+        told = {f.place(id, r.space, r.branch, r.seq) for r in rows} | {f"{name}/{filenames.JOURNAL}"}
+        folders = {name, *(place.rpartition("/")[0] for place in told), f"{name}/{filenames.SPACES}"}
+        folders |= {folder.rpartition("/")[0] for folder in folders}
+        for place in sorted(_files(f, root, name)):
+            base = os.path.basename(place)
+            if place not in told and not base.startswith("."):
+                why = "no line of the journal tells of it"
+                found.append(Lost("a stray file", place, why if filenames.seq_of(base) else "it is no document"))
+        return found
+
+
+def _files(f: Folders, fd: int, name: str, prefix: str = "") -> Iterator[str]:
+    """All that is no folder below a folder, by its path; links are not followed."""
+    place = f"{prefix}{name}"
+    with f.ops.opened(f.ops.child(name, fd)) as folder:
+        for inner in f.ops.list(folder):
+            if f.ops.is_folder(inner, folder):
+                yield from _files(f, folder, inner, f"{place}/")
+            else:
+                yield f"{place}/{inner}"
+
+
+def _book_of(image: Image) -> Book:
+    return Book(
+        row=image.row,
+        numbers=image.numbers,
+        exists=True,
+        checkpoints={row.seq: replace(row, root=b"", refs=b"") for row in image.checkpoints},
+        sums={row.seq: file_rows.checksum(row.root) for row in image.checkpoints},
+        branches={(b.space, b.name): b for b in image.branches},
+        calls={row.no: row for row in image.calls},
+        pauses={row.no: row for row in image.pauses},
+    )
+
+
+def _facts(book: Book) -> whole.Facts:
+    return whole.facts(book.checkpoints.values(), book.calls.values(), book.pauses.values(), book.branches.values())
