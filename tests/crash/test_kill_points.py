@@ -55,6 +55,10 @@ SAVER_POINTS = (
 )
 # Of sweeps of long tasks: see test_sweep_kills.py.
 SWEEP_POINTS = ("sweep.marked", "sweep.objects", "sweep.rows")
+# Of the migration of an older file: see test_migrate.py.
+MIGRATE_POINTS = ("migrate.after", "migrate.before", "migrate.step")
+# Of the commit that goes back: see test_going_back.py.
+BRANCH_POINTS = ("branch.after", "branch.before")
 ROUNDS, SIZE = 4, 1_600_000
 
 
@@ -64,7 +68,7 @@ def test_the_lists_name_every_point() -> None:
         if path.parent.name == "stores" and not path.name.startswith("sqlite"):
             continue  # another store's points have another file of tests
         found |= set(re.findall(r'\bat\("([a-z.]+)"\)', path.read_text()))
-    assert found == {*AGENT_POINTS, *SAVER_POINTS, *SWEEP_POINTS}
+    assert found == {*AGENT_POINTS, *SAVER_POINTS, *SWEEP_POINTS, *MIGRATE_POINTS, *BRANCH_POINTS}
     assert len(found) >= 12
 
 

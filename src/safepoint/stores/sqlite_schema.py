@@ -6,6 +6,7 @@ so that a process killed in it leaves the file as it was, and of two that come a
 
 from __future__ import annotations
 
+import os
 import secrets
 import zlib
 from importlib import resources
@@ -23,6 +24,7 @@ __all__ = ["APPLICATION_ID", "SCHEMA", "branch_sum", "prepare"]
 
 APPLICATION_ID = 0x53504E54  # "SPNT"
 SCHEMA = 2
+PAGE = 8192
 
 
 def branch_sum(task: str, branch: str) -> int:
@@ -33,14 +35,25 @@ def branch_sum(task: str, branch: str) -> int:
 def prepare(conn: Connection, path: str) -> str:
     """Bring the file to this schema; returns what the file is called inside."""
     if _version(conn, path) != SCHEMA:
-        _migrate(conn, path)
+        skip: set[str] = set()
+        while not _migrated(conn, path, skip):
+            pass
+        _fold(conn)
+    elif os.stat(path).st_size <= PAGE:
+        _fold(conn)  # whoever made it was killed before this
     found = conn.rows("SELECT value FROM sp_meta WHERE key = 'store'")
     if not found or not isinstance(found[0][0], str):
         raise Damaged(f"{path} does not say what it is called", "", "Restore it from a backup.", path=path)
     return str(found[0][0])
 
 
-def _migrate(conn: Connection, path: str) -> None:
+def _fold(conn: Connection) -> None:
+    # Into the file itself: where the log is lost later, what is left must still be known as this store, and not as a new one.
+    conn.rows("PRAGMA wal_checkpoint(FULL)")
+
+
+def _migrated(conn: Connection, path: str, skip: set[str]) -> bool:
+    """Migrate, or add to ``skip`` what cannot be counted: SQLite writes no more in a transaction that met damage."""
     conn.execute("BEGIN IMMEDIATE")
     try:
         version = _version(conn, path)
@@ -55,7 +68,15 @@ def _migrate(conn: Connection, path: str) -> None:
         if version < 2:
             _step(conn, 2)
             conn.execute("INSERT INTO sp_meta VALUES ('store', ?)", (secrets.token_hex(16),))
-            _count(conn)
+            for kind in ("tasks", "calls", "pauses"):
+                try:
+                    _count(conn, kind, kind not in skip)
+                except apsw.CorruptError:
+                    if kind in skip:
+                        raise
+                    skip.add(kind)
+                    conn.execute("ROLLBACK")
+                    return False
         if version < SCHEMA:
             conn.execute("UPDATE sp_meta SET value = ? WHERE key = 'schema'", (SCHEMA,))
             if _is_ours(conn):
@@ -67,8 +88,7 @@ def _migrate(conn: Connection, path: str) -> None:
             conn.execute("ROLLBACK")
         raise
     _probe.at("migrate.after")
-    # Into the file itself: where the log is lost later, what is left must still be known as this store.
-    conn.rows("PRAGMA wal_checkpoint(FULL)")
+    return True
 
 
 def _step(conn: Connection, number: int) -> None:
@@ -76,28 +96,17 @@ def _step(conn: Connection, number: int) -> None:
     _probe.at("migrate.step")
 
 
-_COUNTED = (
-    ("UPDATE sp_meta SET value = {} WHERE key = 'tasks'", "(SELECT count(*) FROM sp_tasks)"),
-    ("UPDATE sp_tasks SET calls = {}", "(SELECT count(*) FROM sp_calls WHERE k BETWEEN n << 32 AND n << 32 | 4294967295)"),
-    ("UPDATE sp_tasks SET pauses = {}", "(SELECT count(*) FROM sp_pauses WHERE k BETWEEN n << 32 AND n << 32 | 4294967295)"),
-)
-
-
-def _count(conn: Connection) -> None:
+def _count(conn: Connection, kind: str, readable: bool) -> None:
     # One damaged page must not keep all the others from being opened: what cannot be counted stays unknown.
-    for update, count in _COUNTED:
-        try:
-            with conn:
-                conn.execute(update.format(count))
-        except apsw.CorruptError:
-            with conn:
-                conn.execute(update.format("NULL"))
-    try:
-        with conn:
-            sums = [(branch_sum(task, branch), n) for n, task, branch in conn.rows("SELECT n, task, branch FROM sp_tasks")]
-            conn.executemany("UPDATE sp_tasks SET branch_sum = ? WHERE n = ?", sums)
-    except apsw.CorruptError:
-        pass
+    if kind == "tasks":
+        found = conn.rows("SELECT n, task, branch FROM sp_tasks") if readable else []
+        conn.executemany("UPDATE sp_tasks SET branch_sum = ? WHERE n = ?", [(branch_sum(*names), n) for n, *names in found])
+        conn.execute("UPDATE sp_meta SET value = ? WHERE key = 'tasks'", (len(found) if readable else None,))
+    elif readable:
+        found = conn.rows(f"SELECT k >> 32, count(*) FROM sp_{kind} GROUP BY k >> 32")
+        conn.executemany(f"UPDATE sp_tasks SET {kind} = ?2 WHERE n = ?1", found)
+    else:
+        conn.execute(f"UPDATE sp_tasks SET {kind} = NULL")
 
 
 def _is_ours(conn: Connection) -> bool:

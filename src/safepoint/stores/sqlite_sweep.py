@@ -211,6 +211,8 @@ def delete_task(
             for fence, *lease in conn.rows(sql("sqlite_sweep")["lease"], (n,)):
                 refuse_if_held(*lease)
                 conn.execute(sql("sqlite_sweep")["raise_fence_floor"], (fence,))
+            if (known := witness.read(db.name, n, task)) is not None:  # more than is here, if the file is an older one
+                conn.execute(sql("sqlite_sweep")["raise_fence_floor"], (known.fence,))
             for table in _TABLES:
                 conn.execute(f"DELETE FROM sp_{table} WHERE {_range(table)}", (n,))
             # A big save on its way to this task finds its stage gone, and sends everything again.

@@ -18,6 +18,7 @@ from safepoint.stores.sqlite_db import CommitFailed, Connection, sql
 from safepoint.stores.sqlite_rows import CALL, CHECKPOINT, PAUSE, PUT_CALL, PUT_CHECKPOINT, PUT_PAUSE, reads, values
 from safepoint.stores.sqlite_schema import branch_sum
 from safepoint.stores.sqlite_walk import BRANCHES, KINDS, MOST, TASK_FIELDS
+from safepoint.stores.sqlite_witness import Watched
 
 if TYPE_CHECKING:
     from safepoint.stores.oslock import Claim, LockFile
@@ -29,7 +30,7 @@ BATCH = 1_000_000
 """About how many bytes one transaction writes."""
 
 
-class Whole:
+class Whole(Watched):
     """Needs ``_db``, ``_locks`` and ``_claim`` from the store."""
 
     _db: Database
@@ -75,11 +76,14 @@ class Whole:
             with self._db.writing(True) as conn:
                 if conn.rows(reads()["number"], (image.row.task,)):
                     raise _There
+                self._refuse_taken(conn, n, image.row.task)
                 _put_task(conn, n, image)
+                slot = self._slot(conn, n)
                 conn.execute(sql("sqlite_commit")["end_stage"], (k,))
                 k = None
                 _probe.at("write_task.before")
             _probe.at("write_task.after")
+            self._witness.write(self._db.name, n, image.row.task, slot, sync=True)
             return True
         except _There:
             self._drop_stage(claim)

@@ -97,9 +97,8 @@ class Watched:
 
     def _refuse_taken(self, conn: Connection, n: int, task: str) -> None:
         """Refuse to begin a task under a number of which something is known: whose it was, is not known any more."""
-        known = self._witness.read(self._db.name, n)
-        if known is not None:
-            raise self._lost(conn, task, [(n, known)]) or self._gone(task, [n])
+        if self._witness.read(self._db.name, n) is not None:
+            raise self._gone(task, [n])
 
     def _slot(self, conn: Connection, n: int) -> Slot:
         return Slot(*conn.rows(reads()["slot"], (n,))[0])

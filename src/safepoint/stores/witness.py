@@ -16,6 +16,7 @@ database in the same place says nothing about this one.
 from __future__ import annotations
 
 import hashlib
+import shlex
 import struct
 import zlib
 from functools import cache, lru_cache
@@ -125,7 +126,7 @@ def missing(task: str, path: str, why: str, **details: object) -> Damaged:
     return Damaged(
         f"task {task!r} in {path} is older than what was acknowledged",
         f"{why}: the file was restored from a backup, or its -wal was removed, swapped or damaged",
-        f"Put the newer file or its -wal back if there is one; else take the task as it stands: safepoint accept {task}",
+        f"Put the newer file or its -wal back if there is one; else take the task as it stands: safepoint accept {shlex.quote(task)}",
         task=task,
         path=path,
         rolled_back=True,
