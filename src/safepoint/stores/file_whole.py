@@ -139,7 +139,7 @@ class Whole:
             try:
                 with f.ops.opened(f.ops.child(made, root, create=True, sync=f.full)) as folder:
                     for row in image.checkpoints:
-                        data = file_rows.document(task, book.checkpoints[row.seq], file_rows.unpack(row.root))
+                        data = file_rows.document(task, row, file_rows.unpack(row.root))
                         with f.branch(folder, row.space, row.branch, create=True) as fd:
                             f.put(root, filenames.document(row.seq), data, fd, byte=f.byte(name))
                     f.put(root, filenames.JOURNAL, b"".join(rewritten(book, [])), folder, byte=f.byte(name))

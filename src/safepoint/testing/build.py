@@ -6,11 +6,27 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import pytest
+
 from safepoint.model import Obj, new_id
 from safepoint.rows import CallRow, CallWrite, CheckpointRow, Commit, Committed, Guard, Head, PauseRow, PauseWrite, replace
 from safepoint.stores.base import Store
 
-__all__ = ["EVERY_BYTE", "SPACES", "Writer", "call_row", "checkpoint_row", "dump", "obj", "pause_row", "refs_of", "tree"]
+__all__ = [
+    "EVERY_BYTE",
+    "SPACES",
+    "Writer",
+    "call_row",
+    "checkpoint_row",
+    "dump",
+    "flat",
+    "needs_chunks",
+    "obj",
+    "pause_row",
+    "reached",
+    "refs_of",
+    "tree",
+]
 
 SPACES = ("", "ns")
 EVERY_BYTE = bytes(range(256))
@@ -29,6 +45,22 @@ def tree(text: str) -> list[Obj]:
     """A page over two leaves: what a small state looks like to a store. The page, which is the way in, comes first."""
     leaves = [obj(f"{text}/{i}".encode()) for i in range(2)]
     return [obj(f"{text}/page".encode(), *leaves), *leaves]
+
+
+def flat(row: Any) -> Any:
+    """The row as a store is given it that keeps no objects: what it refers to is in it."""
+    names = [name for name in ("refs", "args_refs", "result_refs") if getattr(row, name, b"")]
+    return replace(row, **dict.fromkeys(names, b"")) if names else row
+
+
+def reached(store: Store, objects: Iterable[Obj]) -> dict[bytes, Obj]:
+    """What a store hands out of these objects: all, or none if it keeps none."""
+    return {o.name: o for o in objects} if store.chunked else {}
+
+
+def needs_chunks(store: Store) -> None:
+    if not store.chunked:
+        pytest.skip("chunked is False")
 
 
 def checkpoint_row(id: str | None = None, top: Sequence[Obj] = (), **fields: Any) -> CheckpointRow:
@@ -97,6 +129,8 @@ class Writer:
         new = checkpoint_row(row.pop("id", None), top, branch=self.branch, space=self.space, **row)
         given: dict[str, Any] = {"guard": self.guard, "expect": self.head}
         sent = tuple(top if objects is None else objects)
+        if not self.store.chunked:
+            new, sent = flat(new), ()
         return Commit(task=self.task, id=new.id, checkpoint=new, objects=sent, **{**given, **fields})
 
     def save(self, *top: Obj, objects: Iterable[Obj] | None = None, row: Any = None, **fields: Any) -> Committed:
@@ -112,6 +146,9 @@ class Writer:
         calls = tuple(CallWrite(r, stamp or ("began" if r.version == 0 else "")) for r in rows if isinstance(r, CallRow))
         pauses = tuple(PauseWrite(r) for r in rows if isinstance(r, PauseRow))
         given = {"guard": self.guard, "calls": calls, "pauses": pauses}
+        if not self.store.chunked:
+            fields.pop("objects", None)
+            given["calls"] = tuple(replace(write, row=flat(write.row)) for write in calls)
         return self.store.commit(Commit(task=self.task, id=new_id(), **{**given, **fields}))
 
     def call(self, base_seq: int | None = None, **fields: Any) -> CallRow:
