@@ -16,6 +16,7 @@ from safepoint._version import __version__
 from safepoint.agent import run_agent
 from safepoint.checkpointer import Checkpointer, open
 from safepoint.codec.registry import register
+from safepoint.codec.resource import Resource
 from safepoint.errors import (
     AlreadyAnswered,
     CallFailed,
@@ -61,6 +62,7 @@ from safepoint.model import (
     TaskInfo,
     Unknown,
 )
+from safepoint.resources import resource
 from safepoint.rules.health import messages_complete, requires
 from safepoint.rules.planning import Branch, Candidate, Plan, PlannedCall
 from safepoint.run import Run
@@ -106,6 +108,7 @@ __all__ = [
     "PlannedCall",
     "Recovery",
     "RefusedType",
+    "Resource",
     "Retention",
     "Retry",
     "Run",
@@ -127,6 +130,7 @@ __all__ = [
     "open_async",
     "register",
     "requires",
+    "resource",
     "run_agent",
     "run_agent_async",
     "tool",

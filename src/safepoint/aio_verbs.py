@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from safepoint.aio import Offload
     from safepoint.branching import Journal
     from safepoint.checkpointer import Checkpointer
-    from safepoint.model import Checkpoint
+    from safepoint.model import Checkpoint, StoreCleanup
     from safepoint.moving import CopyReport, ExportReport, ImportReport
     from safepoint.portable_io import Target
     from safepoint.rules.diffing import Diff
@@ -67,3 +67,9 @@ class MoreAsyncVerbs:
 
     async def import_(self, path_or_file: Target, **options: Any) -> ImportReport:
         return await self._off(lambda: self.sync.import_(path_or_file, **options))
+
+    async def close_leftovers(self, task_id: str) -> tuple[tuple[str, str, str], ...]:
+        return await self._off(lambda: self.sync.close_leftovers(task_id))
+
+    async def cleanup_all(self, **limits: Any) -> StoreCleanup:
+        return await self._off(lambda: self.sync.cleanup_all(**limits))

@@ -44,6 +44,7 @@ from safepoint.model import (
     to_us,
 )
 from safepoint.moving import MovingVerbs
+from safepoint.resources import ResourceVerbs, give_up
 from safepoint.rows import CheckpointRow, Commit, Committed, Head, TaskPatch, TaskRow, replace
 from safepoint.rules import planning
 from safepoint.rules.health import checks
@@ -142,7 +143,9 @@ def open(
     return Checkpointer(opened, own=own, registry=registry, **parts)
 
 
-class Checkpointer(ListingVerbs, JournalVerbs, KeepingVerbs, BranchVerbs, MovingVerbs, ComparingVerbs, IntegrityVerbs):
+class Checkpointer(
+    ListingVerbs, JournalVerbs, KeepingVerbs, BranchVerbs, MovingVerbs, ComparingVerbs, IntegrityVerbs, ResourceVerbs
+):
     """Saves, loads and lists checkpoints, and opens runs. Thread-safe; usable after a fork on both sides. Made by ``open``."""
 
     def __init__(
@@ -495,10 +498,12 @@ class Checkpointer(ListingVerbs, JournalVerbs, KeepingVerbs, BranchVerbs, Moving
         if not control.turns or control.turns[-1][2] != "open":
             control.turns.append(["", None, "open", None, state.step])
         control.turns[-1][2:4] = ["finished", result]
+        give_up(state.agent_state)
         row, packed = self._row(state, control, base, kind="manual", label="finished")
         done = self._commit_state(state, row, packed, control, base, patch=TaskPatch(status="finished", reason=""))
         log.info("saved %s@%s step=%d kind=manual bytes=%d finished", task_id, state.seq, state.step, done.bytes_written)
         self._retain(task_id, state.seq or 0)
+        self._close_after(task_id)
         return self._header(task_id, replace(row, seq=state.seq or 0))
 
     # -- the store

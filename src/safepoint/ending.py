@@ -7,6 +7,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
+from safepoint import resources
 from safepoint.calling import Flow
 from safepoint.codec.states import Control
 from safepoint.errors import (
@@ -57,6 +58,9 @@ class Ending(Caller):
     _closed: bool
     _token: Any
     _ended_as: str | None
+    leftovers: tuple[resources.Told, ...] = ()
+    """What became of the outside resources that the ended task had left open: where, of what kind, and how."""
+    _left_at: int | None = None
 
     if TYPE_CHECKING:
 
@@ -91,11 +95,13 @@ class Ending(Caller):
         if self._closed or self._grant is None:
             return
         self._closed = True
+        interrupt = None
         try:
             live_runs.discard(self)
             self.cp._runs.discard(self)
             if os.getpid() != self._pid:
                 return
+            interrupt = yield from resources.close_quietly(self)
             flow = getattr(self, "_flow", None)
             patch = TaskPatch(
                 status=status or self._last_status(error), reason="" if status or error is None else type(error).__name__
@@ -114,6 +120,8 @@ class Ending(Caller):
             self.cp.store.abandon(self.task_id, self._grant)
             raise
         yield Io(self._loop.close, must=True)
+        if interrupt is not None:
+            raise interrupt
 
     def _let_go(self, patch: TaskPatch) -> None:
         grant = self._grant

@@ -53,6 +53,7 @@ class KeepingVerbs:
 
         @staticmethod
         def _no_task(task_id: str) -> NotFound: ...
+        def _close_before_delete(self, task_id: str) -> None: ...
 
     def pin(self, task_id: str, seq: int) -> None:
         """Keep a checkpoint whatever retention says. NotFound if there is none."""
@@ -142,7 +143,7 @@ class KeepingVerbs:
                     reports.append(self._clean(task, rows, found, dry_run))
                     continue
                 # With a limit of no bytes, all goes that may go beyond the newest.
-                limit = replace(rules, keep_latest=rules.keep_latest or 1, max_age=None, max_bytes=0)
+                limit = replace(rules, keep_latest=keep_latest or 1, max_age=None, max_bytes=0)
                 over.add(task, rows, found, self._due(task, rows, limit, moment, dict(found.unreadable)).gone)
             except (Unavailable, StoreFull):
                 raise
@@ -280,9 +281,10 @@ class KeepingVerbs:
         if now_ is None or now_.updated_at != row.updated_at or now_.status != row.status:
             return False  # taken up again since it was listed
         try:
-            return self.store.delete_task(row.task)
-        except LeaseHeld:
+            self.delete_task(row.task)
+        except (LeaseHeld, NotFound):
             return False
+        return True
 
     # -- retention at save time
 
@@ -344,7 +346,8 @@ class KeepingVerbs:
         Raises:
             NotFound: no such task. LeaseHeld: a live run holds it.
         """
-        if not self.store.delete_task(check_id(task_id)):
+        self._close_before_delete(check_id(task_id))
+        if not self.store.delete_task(task_id):
             raise self._no_task(task_id)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from safepoint import recovering
+from safepoint import recovering, resources
 from safepoint._probe import at
 from safepoint.calling import Flow
 from safepoint.checking import check_number
@@ -156,6 +156,7 @@ class Restoring(Ending):
             self._open_step()
             return
         yield from self._settle_open(start)
+        yield from resources.restored(self)
         log.info("resumed %s@%s (%s)", self.task_id, start.how.seq or state.seq, _how(state, start, self._grant, self.recovery))
 
     # -- which checkpoint

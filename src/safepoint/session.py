@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from safepoint import resources
 from safepoint._probe import at
 from safepoint.calling import Validate
 from safepoint.codec import states, values
@@ -320,6 +321,7 @@ class RunBase(Restoring):
                 control.turns.append(["", None, "open", None, 0])
             control.turns[-1][2:4] = ["finished", self._finish[0]]
             status = "finished"
+        given_up = [] if self._finish is None else resources.give_up(state.agent_state)
         if self._mark is not None:
             kind, label = "milestone", label or self._mark
         moved = {**self._moved, **self._moves()}
@@ -335,6 +337,7 @@ class RunBase(Restoring):
                 self._step_done(step, moved, due)  # interrupted when the save stood
                 raise
             self._control, state.step, self._unsaved = before, step, unsaved
+            resources.take_back(given_up)
             if due and base is not None and not isinstance(error, Exception | RunEnded):
                 self._perhaps_saved(base.head, control, error)
             raise

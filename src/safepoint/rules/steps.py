@@ -87,8 +87,8 @@ class Made:
             return None
         if not whole:
             return None
-        flags = [flag in flags for flag in ("pure", "optional")]
-        return cls(fingerprint, versions, number, digest, status, *flags, tuple(reads), tuple(writes), str(error))
+        pure, optional = ("pure" in flags, "optional" in flags)
+        return cls(fingerprint, versions, number, digest, status, pure, optional, tuple(reads), tuple(writes), str(error))
 
 
 class Action(StrEnum):
@@ -202,8 +202,8 @@ class Book:
 
     def circle(self, name: str, needs: Iterable[str]) -> tuple[str, ...]:
         """The way from ``name`` through its needs back to it; empty if there is none."""
-        ways = [(name, need) for need in needs]
-        seen = set()
+        ways: list[tuple[str, ...]] = [(name, need) for need in needs]
+        seen: set[str] = set()
         while ways:
             way = ways.pop()
             if way[-1] == name:
