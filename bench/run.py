@@ -217,6 +217,25 @@ def headers(folder: Path, rounds: int) -> list[Row]:
     ]
 
 
+def verified(folder: Path, messages: int, size: int) -> list[Row]:
+    """How fast a store of one growing history is verified."""
+    place = folder / f"verify-{size}"
+    place.mkdir()
+    cp = safepoint.open(f"sqlite:///{place}/agent.db", retention=Retention.keep_all(), durability="process")
+    state = State("bench")
+    for n in range(messages):
+        state.messages.append({"role": "user", "content": os.urandom(size // 2).hex()})
+        state.step = n
+        cp.save(state)
+    found = [cp.verify() for _ in range(5)]
+    cp.close()
+    assert all(f.ok for f in found)
+    best = statistics.median(f.bytes / 1e6 / f.seconds for f in found)
+    items = statistics.median(1e6 * f.seconds / (f.objects + f.checkpoints) for f in found)
+    what = f"verify, {messages:,} saves of one more {size // 1000} KB message"
+    return [(what, f"{best:.0f} MB/s", f"{items:.0f} us a row or object", ">= 200 MB/s")]
+
+
 def calls(folder: Path, rounds: int) -> list[Row]:
     place = folder / "calls"
     place.mkdir()
@@ -322,6 +341,9 @@ Python {python}, apsw {apsw}, {cores} cores, {rounds} rounds.
 - **Against SqliteSaver** small histories are even: it writes one row, whole, each time. What that costs shows as the history grows.
 - **A load** reads each message as an object of its own, checks its digest and the row's seal, and makes values whose types are
   known to be right; the peer decodes one blob and checks nothing. It happens once a start, after which saves are incremental.
+- **verify** hashes at the speed of SHA-256 (over 1 GB/s here), reads pages at that of SQLite, and pays some 10 us of Python for each
+  row and object besides: seal, references, bookkeeping. Objects of 10 KB and more are verified at 200 MB/s and faster; a store of
+  1 KB messages is bound by their number.
 - **Import.** asyncio, importlib.metadata, click and rich are imported only where they are used; what is left is mostly the
   standard library's dataclasses, inspect, typing and decimal, and some thirty small classes.
 """
@@ -342,6 +364,8 @@ def main() -> int:
         if not args.no_peer:
             rows += peer_disk(folder, 500)
         rows += calls(folder, args.rounds)
+        rows += verified(folder, 2000, 1000)
+        rows += verified(folder, 1000, 64_000)
         rows += starts(11)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

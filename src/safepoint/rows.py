@@ -42,20 +42,21 @@ class Guard(NamedTuple):
 
 def _digest(parts: list[Any]) -> bytes:
     # Each part with its type and length, so that no two different rows give the same bytes.
-    h = hashlib.sha256()
+    found: list[bytes] = []
+    add = found.append
     for part in parts:
         if part is None:
-            h.update(b"n")
+            add(b"n")
         elif isinstance(part, bytes):
-            h.update(b"b%d:" % len(part))
-            h.update(part)
+            add(b"b%d:" % len(part))
+            add(part)
         elif isinstance(part, str):
             raw = part.encode()
-            h.update(b"s%d:" % len(raw))
-            h.update(raw)
+            add(b"s%d:" % len(raw))
+            add(raw)
         else:
-            h.update(b"i%d;" % int(part))
-    return h.digest()[:16]
+            add(b"i%d;" % int(part))
+    return hashlib.sha256(b"".join(found)).digest()[:16]
 
 
 class _Row(msgspec.Struct, frozen=True):
