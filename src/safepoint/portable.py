@@ -30,9 +30,10 @@ from safepoint.codec.chunks import Packed
 from safepoint.codec.jsonform import from_json, to_json
 from safepoint.codec.states import FORMAT as STATES
 from safepoint.errors import Damaged, NewerFormat, SafepointError, UsageError
-from safepoint.model import CALL_STATUSES, KINDS, Obj, check_id
+from safepoint.model import CALL_STATUSES, KINDS, Metrics, Obj, check_id
 from safepoint.rows import BranchRow, CallRow, CheckpointRow, Head, Image, Numbers, PauseRow, TaskRow, replace
 from safepoint.rules.diffing import apply, compare
+from safepoint.rules.policy import REPLAN, Policy
 
 __all__ = ["FORMAT", "LINE_MAX", "Content", "Packer", "flat_digest", "flat_of", "lines", "read"]
 
@@ -154,16 +155,14 @@ def _put(record: dict[str, Any], name: str, data: bytes | None, *, optional: boo
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def _iso(us: int) -> Any:
+def _iso(us: int) -> str:
     try:
         return (_EPOCH + timedelta(microseconds=us)).isoformat(timespec="microseconds").replace("+00:00", "Z")
     except OverflowError:
-        return us
+        raise Damaged("a row has a time that is none", "", "See `safepoint verify`.") from None
 
 
 def _us(text: Any) -> Any:
-    if type(text) is int:
-        return text
     at = datetime.fromisoformat(text)
     if at.utcoffset() != timedelta(0):
         raise ValueError
@@ -187,15 +186,56 @@ def _field(record: dict[str, Any], name: str, kind: Any) -> Any:
         return _one_of(record[name], kind)
     if kind.startswith("body"):
         if name in record:
-            return values.encode_tree(from_json(record[name]))
+            return _shaped(name, values.encode_tree(from_json(record[name])))
         if f"{name}_raw" in record:
-            return base64.b64decode(record[f"{name}_raw"], validate=True)
+            return _shaped(name, base64.b64decode(record[f"{name}_raw"], validate=True))
         if kind == "body!":
             raise KeyError(name)
         return None if kind == "body?" else b""
     if kind.endswith("?") and name not in record:
         return None
     return _READ[kind.rstrip("?")](record[name])
+
+
+def _shaped(name: str, data: bytes) -> bytes:
+    """Bytes that the library itself reads later, without expecting anything odd in them."""
+    check = _SHAPES.get(name)
+    if check is not None and data and not check(values.decode_plain(data)):
+        raise ValueError(name)
+    return data
+
+
+def _is_metrics(tree: Any) -> bool:
+    kinds = [type(getattr(Metrics(), name)) for name in Metrics.__slots__]
+    return (
+        type(tree) is list and len(tree) <= len(kinds) and all(type(v) in (k, int) for v, k in zip(tree, kinds, strict=False))
+    )
+
+
+def _is_policy(tree: Any) -> bool:
+    if type(tree) is not dict:
+        return False
+    default = Policy()
+    for name, value in tree.items():
+        known = getattr(default, name, value)
+        if name == "replan":
+            fits = value in REPLAN
+        elif name == "key_ttl":
+            fits = type(value) in (int, float, type(None))
+        else:
+            fits = type(value) is type(known) or (type(value) is int and type(known) is float)
+        if not fits:
+            return False
+    return True
+
+
+_SHAPES: Final[dict[str, Callable[[Any], bool]]] = {
+    "metrics": _is_metrics,
+    "policy": _is_policy,
+    "metadata": lambda tree: type(tree) is dict,
+    "error": lambda tree: type(tree) is dict and all(type(v) in (str, int, bool, type(None)) for v in tree.values()),
+    "model": lambda tree: type(tree) is dict,
+}
 
 
 def _one_of(value: Any, known: tuple[str, ...]) -> str:

@@ -55,17 +55,17 @@ def write(target: Target, lines: Iterable[bytes]) -> int:
             raise UsageError(f"an export cannot be written to {a_type(target)}", "", "Pass a path, or a file opened with 'wb'.")
         return _into(target, lines, packed=False)  # type: ignore[arg-type]
     packed = path.endswith(".gz")
-    real = os.path.realpath(path)  # the caller's own link is followed, not replaced
     with _told(path):
         try:
-            mode = os.stat(real).st_mode
+            mode = os.stat(path).st_mode
         except FileNotFoundError:
             mode = None
         if mode is not None and not stat.S_ISREG(mode):
             if stat.S_ISDIR(mode):
                 raise UsageError(f"{path} is a folder", "", "Name a file in it.")
-            with open(real, "wb", buffering=0) as out:  # a pipe or a device: there is nothing to rename onto
+            with open(path, "wb", buffering=0) as out:  # a pipe or a device: there is nothing to rename onto
                 return _into(out, lines, packed=packed)
+        real = os.path.realpath(path)  # the caller's own link is followed, not replaced
         folder, name = os.path.split(real)
         temp = os.path.join(folder, f".{name[:100]}.{secrets.token_hex(6)}.tmp")
         fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)

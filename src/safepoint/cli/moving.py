@@ -1,1 +1,198 @@
 """Commands that move and compare: copy, export, import, diff. Each registers itself with the group of ``app``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from safepoint.checkpointer import Checkpointer
+from safepoint.cli.app import as_json, cli, common, opened
+from safepoint.cli.ending import STORE
+from safepoint.cli.opening import open_made, split_at
+from safepoint.cli.screen import Screen
+from safepoint.cli.text import clean, name, shell, size
+from safepoint.errors import NotFound, UsageError
+from safepoint.moving import CopyReport, Progress
+
+__all__: list[str] = []
+
+_SIGNS = {"added": "green", "removed": "red", "changed": "yellow"}
+
+
+@cli.command()
+@click.argument("task", required=False)
+@click.option("--to", "to", metavar="URL", required=True, help="The store that is copied to; made if it is not there.")
+@click.option("--skip-damaged", is_flag=True, help="Leave out checkpoints that are damaged, and say which.")
+@click.option(
+    "--held", type=click.Choice(["copy", "refuse"]), default="copy", show_default=True, help="Tasks that a live run holds."
+)
+@common
+def copy(task: str | None, to: str, skip_damaged: bool, held: Any) -> None:
+    """Copy a task into another store, or all tasks of this one.
+
+    Whole tasks, with all branches, checkpoints, calls and pauses. Doing it again changes nothing, or brings the copy up to date.
+    """
+    with opened() as cp, open_made(to) as other, _shown("tasks") as progress:
+        report = cp.copy_to(other, task, skip_damaged=skip_damaged, held=held, progress=progress)
+    if as_json():
+        Screen().json(_copied(report))
+        return
+    screen = Screen()
+    for t in report.tasks:
+        what = f"{t.checkpoints} checkpoints, {t.calls} calls, {t.pauses} pauses, {size(t.bytes)}"
+        screen.line(f"{name(t.task_id)}: {t.result}" + (f" ({what})" if t.result != "unchanged" else ""))
+        for left in t.skipped:
+            screen.line(f"  left out: {left}", "yellow")
+    if not report.tasks:
+        screen.line("no tasks")
+
+
+def _copied(report: CopyReport) -> dict[str, Any]:
+    fields = ("task_id", "result", "checkpoints", "calls", "pauses", "bytes")
+    return {
+        "changed": report.changed,
+        "tasks": [{**{f: getattr(t, f) for f in fields}, "skipped": list(t.skipped)} for t in report.tasks],
+    }
+
+
+@cli.command()
+@click.argument("task", metavar="TASK[@SEQ]")
+@click.argument("file", metavar="[FILE|-]", default="-")
+@common
+def export(task: str, file: str) -> None:
+    """Write a task, or one checkpoint with its journal, as one portable file.
+
+    Lines of JSON; packed if the name ends in .gz. The file holds all that is stored, secrets too, and only you may read it.
+    """
+    out: Any = file
+    if file == "-":
+        if as_json():
+            raise UsageError("the export itself goes to standard output", "and --json prints its report there", "Name a FILE.")
+        if sys.stdout.isatty():
+            raise UsageError("standard output is a terminal", "an export is data", "Name a FILE, or redirect the output.")
+        sys.stdout.flush()
+        out = sys.stdout.buffer
+    with opened() as cp, _shown("checkpoints") as progress:
+        task, seq = split_at(cp, task)
+        report = cp.export(task, out, seq=seq, progress=progress)
+    if file == "-":
+        out.flush()
+    elif as_json():
+        fields = ("task_id", "seq", "checkpoints", "calls", "pauses", "bytes")
+        Screen().json({**{f: getattr(report, f) for f in fields}, "file": os.path.abspath(file)})
+    else:
+        what = f"{report.checkpoints} checkpoints, {report.calls} calls, {report.pauses} pauses"
+        at = name(task) if seq is None else f"{name(task)}@{seq}"
+        Screen().line(f"{at} is in {name(file)} ({what}, {size(report.bytes)})")
+
+
+@cli.command("import")
+@click.argument("file", metavar="FILE|-")
+@click.option("--as", "task", metavar="TASK", help="The name that the task gets here.")
+@common
+def import_(file: str, task: str | None) -> None:
+    """Take in an exported task or checkpoint.
+
+    The store is made if it is not there. A checkpoint of a task that is there goes on a branch of its own.
+    """
+    source: Any = file
+    if file == "-":
+        source = sys.stdin.buffer
+    elif not os.path.exists(file):
+        raise NotFound(f"there is no file {name(file)}", "", "Correct the path.")  # before a store is made for it
+    url = click.get_current_context().meta.get(STORE) or os.environ.get("SAFEPOINT_URL")
+    with open_made(url) as cp, _shown("checkpoints") as progress:
+        report = cp.import_(source, task_id=task, progress=progress)
+    fields = ("task_id", "what", "result", "branch", "seq", "checkpoints", "calls", "pauses")
+    if as_json():
+        Screen().json({f: getattr(report, f) for f in fields})
+        return
+    at = name(report.task_id) if report.what == "task" else f"{name(report.task_id)}@{report.seq}"
+    if report.result == "unchanged":
+        Screen().line(f"{at} is there already, and the same")
+        return
+    what = f"{report.checkpoints} checkpoints, {report.calls} calls, {report.pauses} pauses"
+    Screen().line(f"{at} is imported on branch {name(report.branch)} ({what})")
+
+
+@cli.command()
+@click.argument("a", metavar="TASK@A")
+@click.argument("b", metavar="[TASK@B|B]", required=False)
+@click.option("--patch", is_flag=True, help="Print a JSON Patch (RFC 6902) on the form that `show --json` has.")
+@common
+def diff(a: str, b: str | None, patch: bool) -> None:
+    """Say what leads from one checkpoint to another.
+
+    A and B are numbers of checkpoints, or names of branches for their heads; TASK alone is the head of its current branch. Without a
+    second one, that of the same task.
+    """
+    with opened() as cp:
+        task, left = _which(cp, a, None)
+        other, right = _which(cp, b, task) if b is not None else (task, None)
+        cp.status(task)
+        found = cp.diff(task, _head(cp, task) if left is None else left, right, task_b=other)
+    screen = Screen()
+    if patch:
+        screen.json(found.patch())
+        return
+    if as_json():
+        fields = ("op", "path", "label", "before", "after")
+        entries = [{f: getattr(e, f) for f in fields} for e in found.entries]
+        screen.json({"a": found.a, "b": found.b, "summary": str(found), "entries": entries, "patch": found.patch()})
+        return
+    screen.line(f"{found.a} -> {found.b}: {found}")
+    for entry in found.entries:
+        screen.line(f"  {entry}", _SIGNS[entry.op])
+
+
+def _which(cp: Checkpointer, text: str, task: str | None) -> tuple[str, int | str | None]:
+    """A checkpoint as it is written: of which task, and its number, its branch, or None for the head."""
+    if task is not None:
+        if text.isascii() and text.isdecimal() and len(text) <= 20:
+            return task, int(text)
+        if any(branch.name == text for branch in cp.store.branches(task)):
+            return task, text
+    found, seq = split_at(cp, text)
+    if seq is not None or cp.store.task(text) is not None:
+        return found, seq
+    other, at, branch_name = text.rpartition("@")
+    if at and other and branch_name and cp.store.task(other) is not None:
+        return other, branch_name
+    return text, None
+
+
+def _head(cp: Checkpointer, task: str) -> int:
+    seq = cp.status(task).seq
+    if seq is None:
+        raise NotFound(f"task {name(task)} has no checkpoint yet", "", f"See `safepoint log {shell(task)}`.", task=task)
+    return seq
+
+
+@contextmanager
+def _shown(things: str) -> Iterator[Any]:
+    """A line that tells how far it is, on a terminal; None anywhere else."""
+    if as_json() or not sys.stderr.isatty():
+        yield None
+        return
+    last = 0.0
+
+    def show(p: Progress) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= 0.1:
+            last = now
+            sys.stderr.write(f"\r\x1b[K{p.done}/{p.total} {things}, {size(p.bytes)}  {clean(p.task_id)[:40]}")
+            sys.stderr.flush()
+
+    try:
+        yield show
+    finally:
+        if last:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

@@ -19,7 +19,7 @@ from safepoint.model import Obj, Pause, Retention, State, from_us
 from safepoint.rows import CheckpointRow, PauseRow
 from safepoint.stores.url import open_store, redact
 
-__all__ = ["PlainCheckpointer", "open_plain", "split_at"]
+__all__ = ["PlainCheckpointer", "open_made", "open_plain", "split_at"]
 
 
 class PlainCheckpointer(Checkpointer):
@@ -94,6 +94,17 @@ def open_plain(url: str | None) -> PlainCheckpointer:
         _sqlite_exists(url, unquote(rest.partition("?")[0])[1:])
     # Looking at a store must not thin it out.
     return PlainCheckpointer(open_store(url), retention=Retention.keep_all())
+
+
+def open_made(url: str | None) -> PlainCheckpointer:
+    """The same for what is written to: a store that is not there is made; another program's file is left alone."""
+    try:
+        return open_plain(url)
+    except NotFound as error:
+        path = error.details.get("path")
+        if path is None or os.path.lexists(path):
+            raise
+    return PlainCheckpointer(open_store(str(url)), retention=Retention.keep_all())
 
 
 def _sqlite_exists(url: str, given: str) -> None:
