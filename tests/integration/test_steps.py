@@ -8,8 +8,12 @@ import pytest
 
 import safepoint
 from safepoint import CallFailed, Damaged, InDoubt, RefusedType, State, UsageError
+from tests.integration.conftest import STORES
 from tests.support.runs import CANARY, Death, Failing, NotStorable, declare, died, statuses
 from tests.support.spoil import spoil
+
+CHUNKED = [name for name in STORES if name != "file"]
+"""Stores in which a part of a state can be damaged while the rest is not."""
 
 
 class Lab:
@@ -125,6 +129,7 @@ def test_a_lost_product_stays_known_as_lost_through_saves(cp, lab, first):
     assert lab.made == ["fetch", "report"]
 
 
+@pytest.mark.parametrize("url", CHUNKED, indirect=True)
 def test_nothing_else_of_a_state_may_be_damaged(cp, lab, first):
     state = cp.load_latest("t")
     state.agent_state["notes"] = "notes" * 200
@@ -134,6 +139,7 @@ def test_nothing_else_of_a_state_may_be_damaged(cp, lab, first):
         cp.load_latest("t")
 
 
+@pytest.mark.parametrize("url", CHUNKED, indirect=True)
 def test_a_part_that_messages_share_is_no_product_of_its_own(cp, lab):
     with cp.resume("t") as run:
         run.state.messages.append("fetched" + "x" * 900)
@@ -143,6 +149,7 @@ def test_a_part_that_messages_share_is_no_product_of_its_own(cp, lab):
         cp.load_latest("t")
 
 
+@pytest.mark.parametrize("url", CHUNKED, indirect=True)
 def test_many_products_lost_at_once(cp, lab):
     with cp.resume("t") as run:
         for n in range(40):

@@ -1,5 +1,6 @@
 """Objects of a store that a disk, or a person, has damaged: found by what they hold, and changed behind the library's back."""
 
+import pickle
 import subprocess
 import sys
 from typing import Any
@@ -11,6 +12,8 @@ __all__ = ["spoil"]
 
 def spoil(cp: Any, task: str, holds: bytes, how: str = "missing", *, seq: int | None = None) -> int:
     """Remove (``missing``) or change (``corrupt``) every object of a checkpoint whose bytes hold these. Returns how many."""
+    if not cp.store.chunked:
+        return _by_hand(cp, task, holds)
     found = cp.store.read(task, seq=seq)
     assert found is not None
     names = [name for name, obj in found[1].items() if holds in obj.data]
@@ -19,6 +22,18 @@ def spoil(cp: Any, task: str, holds: bytes, how: str = "missing", *, seq: int | 
             _in_memory(cp.store, task, name, how)
         else:
             _in_sqlite(cp.store.path, name, how)
+    return len(names)
+
+
+def _by_hand(cp: Any, task: str, holds: bytes) -> int:
+    """Where a state is stored whole a damaged part is a damaged state; but a person may take a product out of it."""
+    state = cp.load_latest(task)
+    products = state._base.control.products
+    names = [name for name, value in products.items() if holds in pickle.dumps(value)]
+    for name in names:
+        del products[name]
+    if names:
+        cp.save(state)
     return len(names)
 
 
