@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ from safepoint.errors import NotFound, SafepointError, UsageError
 from safepoint.model import Checkpoint, State, check_id
 from safepoint.rows import CheckpointRow
 from safepoint.stores.base import Store
+
+log = logging.getLogger("safepoint")
 
 
 class ListingVerbs:
@@ -70,13 +73,22 @@ class ListingVerbs:
             rows = self.store.headers(task_id, branch=branch, before=before, limit=page)
             for row in rows:
                 head = self._header(task_id, row)
-                if wanted is None or _matches(states.plain_metadata(row), wanted):
-                    found.append(replace(head, problem=self._problem(task_id, row.seq)) if check else head)
+                if wanted is None or self._matches(task_id, row, wanted):
+                    problem = self._problem(task_id, row.seq) if check else None
+                    found.append(replace(head, problem=problem) if problem else head)
                     if len(found) == limit:
                         return found
             if page is None or len(rows) < page:
                 return found
             before = rows[-1].seq
+
+    @staticmethod
+    def _matches(task: str, row: CheckpointRow, wanted: Mapping[str, Any]) -> bool:
+        try:
+            return _matches(states.plain_metadata(row), wanted)
+        except SafepointError as error:
+            log.warning("%s@%s is left out of a filtered listing: its metadata cannot be read: %s", task, row.seq, error.why)
+            return False
 
     def _problem(self, task: str, seq: int) -> str | None:
         try:
@@ -112,7 +124,7 @@ class ListingVerbs:
                 f"task {task_id!r} has no checkpoint{which}", "", "See list_checkpoints, or `safepoint log`.", task=task_id
             )
         row, objects = found
-        tree, problems = salvaged(row.root, row.refs, objects)
+        tree, problems = salvaged(row.root, row.refs, objects, min(row.size, 1 << 30))
         try:
             states.check_row(task_id, row)
         except SafepointError as error:

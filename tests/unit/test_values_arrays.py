@@ -75,7 +75,7 @@ def test_a_kept_hash_is_made_anew() -> None:
     value = Fixed("text")
     hash(value)
     program = (
-        "import sys\nfrom tests.support.samples import *\nfrom safepoint.codec import decode\n"
+        "import sys\nfrom tests.support.samples import Fixed, REGISTRY\nfrom safepoint.codec import decode\n"
         f"v = decode(bytes.fromhex('{encode(value, REGISTRY).hex()}'), REGISTRY)\nassert hash(v) == hash(Fixed('text'))"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=samples.__file__.partition("/tests/")[0])

@@ -13,6 +13,7 @@ from safepoint.codec.nodes import (
     DEPTH_MAX,
     LEAF,
     PAGE_BITS,
+    PAGED_MAX,
     Item,
     Node,
     Page,
@@ -89,19 +90,41 @@ _Deep = dict[int, tuple[int, tuple[bytes, ...]]]
 """Of items with objects under them, by their place among an object's references: size, and the names of those objects."""
 
 
+# Objects refer to objects, so that a few of them can stand for more than any memory holds. A value that was saved is no larger
+# than its header says; where there is no header, this is more than any of a sensible size has.
+_FREE: Final = 1 << 30
+_MULTIPLE: Final = 64
+_PER_OBJECT: Final = 64
+
+
 class Reader:
     """
     Args:
+        size: Bytes of the whole value's encoding, if that is known.
         spare: The part at the top whose own parts may be damaged: those are left out, and named in ``lost``. All else is read
             whole or not at all.
     """
 
-    def __init__(self, objects: Mapping[bytes, Obj], registry: Registry | None, spare: str | None = None) -> None:
+    def __init__(
+        self, objects: Mapping[bytes, Obj], registry: Registry | None, spare: str | None = None, size: int | None = None
+    ) -> None:
         self.objects = objects
         self.registry = registry
         self.spare = spare
         self.lost: list[str] = []
         self.seen: dict[bytes, Obj] = {}
+        self.limit = _FREE if size is None else min(max(size, 0) * 8 + (1 << 20), _FREE)
+        self.at_most: int | None = None if size is None else max(size, 0) * 8 + (1 << 20)
+        self.spent = 0
+
+    def spend(self, count: int) -> None:
+        """Count what is read, each occurrence; refuse what multiplies."""
+        self.spent += count + _PER_OBJECT
+        if self.spent > self.limit:
+            most = _FREE + _MULTIPLE * sum([len(obj.data) + len(obj.refs) for obj in self.objects.values()])
+            self.limit = most if self.at_most is None else min(self.at_most, most)
+            if self.spent > self.limit:
+                raise _damaged("the value cannot be read", "its parts add up to far more than was saved")
 
     def get(self, name: bytes) -> Obj:
         obj = self.seen.get(name)
@@ -115,6 +138,7 @@ class Reader:
         return obj
 
     def decode(self, data: bytes, path: str, refs: Callable[[int], Any] | None = None) -> Any:
+        self.spend(len(data))
         if self.registry is None:
             return decode_plain(data, path=path, refs=refs, depth=_DEPTH)
         return decode(data, self.registry, path=path, refs=refs, depth=_DEPTH)
@@ -183,7 +207,7 @@ class Reader:
             n, size, counts, tail = _ROOT.decode(root.data[1:])
         except msgspec.MsgspecError as e:
             raise _damaged(f"{what} cannot be read", str(e)) from None
-        if any(c < 0 for c in counts) or 16 * sum(counts) > len(root.refs):
+        if any(c < 0 for c in counts) or 16 * sum(counts) > len(root.refs) or len(counts) > PAGED_MAX:
             raise _damaged(f"{what} cannot be read", "it counts more pages than it refers to")
         work = _List(path, item_level(level), n, len(counts) - 1)
         cursor = _Cursor(root.refs)
@@ -200,6 +224,7 @@ class Reader:
 
     def _page(self, name: bytes, level: int, work: _List) -> None:
         """Read a page and all under it."""
+        self.spend(0)
         obj = self.get(name)
         what = f"object {name.hex()}"
         start = len(work.values)

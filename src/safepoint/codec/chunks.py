@@ -146,23 +146,26 @@ def unpack(
     *,
     path: str = "",
     spare: str | None = None,
+    size: int | None = None,
 ) -> tuple[dict[str, Any], Packed]:
     """The packed mapping, and a ``Packed`` to serve as base for the next pack. Every object that is read is verified.
 
     Each occurrence of an object is revived anew: two equal messages are one object in the store, and two in the list. Of the
-    part named ``spare``, a dict, damaged parts are left out.
+    part named ``spare``, a dict, damaged parts are left out. ``size`` is what ``Packed.size`` was, if that is known.
 
     Raises:
         Damaged: an object is missing, is not what its name says, or cannot be read.
         RefusedType: a class is not registered.
     """
-    value, kids = Reader(objects, registry, spare).mapping(data, refs, path, 0)
+    value, kids = Reader(objects, registry, spare, size).mapping(data, refs, path, 0)
     return value, Packed(data, refs, root_digest(data, refs), (), map_size(kids), kids)
 
 
-def unpack_plain(data: bytes, refs: bytes, objects: Mapping[bytes, Obj], *, spare: str | None = None) -> dict[str, Any]:
+def unpack_plain(
+    data: bytes, refs: bytes, objects: Mapping[bytes, Obj], *, spare: str | None = None, size: int | None = None
+) -> dict[str, Any]:
     """The packed mapping as plain data, without any class being needed; see ``values.decode_plain``."""
-    return Reader(objects, None, spare).mapping(data, refs, "", 0)[0]
+    return Reader(objects, None, spare, size).mapping(data, refs, "", 0)[0]
 
 
 # Writing -------------------------------------------------------------------------------------------------------------

@@ -205,6 +205,21 @@ def _complex_revive(payload: Any, _name: str, _registry: Registry) -> complex:
     return complex(real, imag)
 
 
+_LONG = 1 << 15
+
+
+def _fraction_back(parts: list[int]) -> Fraction:
+    numerator, denominator = parts
+    if denominator <= 0:
+        raise damaged("not the parts of a fraction")
+    if numerator.bit_length() + denominator.bit_length() < _LONG:
+        return Fraction(numerator, denominator)
+    # Reducing takes the square of their length: minutes for a megabyte that somebody forged.
+    value = object.__new__(Fraction)
+    value._numerator, value._denominator = numerator, denominator  # type: ignore[attr-defined]
+    return value
+
+
 # Time. Common values are one ISO text; zones with a key, zones with a name, and the second of two equal wall-clock times
 # (fold=1) have parts of their own: [ISO text without zone, zone, fold, name of the zone].
 
@@ -415,7 +430,7 @@ BUILTIN_KINDS: tuple[Kind, ...] = (
     _scalar(14, Decimal, _DECIMALS.to_sci_string, lambda text: Decimal(text, _DECIMALS), str),
     _scalar(15, uuid.UUID, str, uuid.UUID, str),
     Kind(16, "complex", (complex,), lambda value, _: [value.real, value.imag], _complex_revive),
-    _scalar(17, Fraction, lambda value: [value.numerator, value.denominator], lambda parts: Fraction(*parts), int, int),
+    _scalar(17, Fraction, lambda value: [value.numerator, value.denominator], _fraction_back, int, int),
     _scalar(
         18,
         range,

@@ -53,6 +53,7 @@ PAGE_MIN: Final = (
 )
 PAGE_MAX: Final = 64  # and at this many, so that 10,000 items without any such bits still make pages.
 LEVELS: Final = 10  # A value this many levels down is not split any more: reading recurs some ten calls a level.
+PAGED_MAX: Final = 64  # Levels of pages at load; 32 to the power of that is the list that a save would need for as many.
 DEPTH_MAX: Final = 32  # Objects within objects at load, for whoever forges some; a save makes no more than LEVELS + 2.
 
 PREFIX: Final = b"o1"

@@ -35,6 +35,7 @@ BUILTINS: dict[str, Any] = {
 BUILTIN_NAMES: dict[type, str] = {cls: name for name, cls in BUILTINS.items()}
 _MAX_NAME = 1_000
 _MAX_NESTED_PARAMETERS = 8
+_MAX_MADE = 1_000
 _STRUCTS = type(msgspec.Struct)
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: set for every class made by a class statement
 
@@ -86,6 +87,7 @@ class Registry:
         self._trust = tuple(trust)
         self._names: dict[type, str] = {}
         self._classes: dict[str, type] = {}
+        self._made = 0
         self._missing: dict[type, MissingPolicy] = {}
         for cls in types:
             self.add(cls)
@@ -153,6 +155,13 @@ class Registry:
         found = self._classes.get(name) or (self._parent.class_of(name) if self._parent else None)
         if found is None and len(name) <= _MAX_NAME:
             if name.endswith("]"):
+                if self._made > _MAX_MADE:
+                    raise RefusedType(
+                        f"more than {_MAX_MADE} parametrised models",
+                        "each is a class of its own, made when it is asked for, and stays for the life of the process",
+                        "Register those that are meant",
+                        type=name[:200],
+                    )
                 if (found := self._parametrise(name)) is not None:
                     self._classes[name] = found
             elif self._trusts(module := name.partition(":")[0]):
@@ -197,7 +206,10 @@ class Registry:
             found = self._read(next(tokens), tokens, 0)[0]
         except (StopIteration, TypeError, KeyError):  # unbalanced, not generic, or not known
             return None
-        return found if isinstance(found, type) and self._parametrised_name(found) == name else None
+        if not isinstance(found, type) or self._parametrised_name(found) != name:
+            return None
+        self._made += 1
+        return found
 
     def _read(self, head: str, tokens: Iterator[str], nested: int) -> tuple[Any, str]:
         args: list[Any] = []

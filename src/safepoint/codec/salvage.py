@@ -9,7 +9,7 @@ import msgspec
 
 from safepoint.codec.chunkread import _DEPTH, _INDEX, _LEAF, _MAP, _ROOT, _Cursor, _opened
 from safepoint.codec.jsonform import LOST
-from safepoint.codec.nodes import DEPTH_MAX, name_of, names_in, under
+from safepoint.codec.nodes import DEPTH_MAX, PAGED_MAX, name_of, names_in, under
 from safepoint.codec.values import Tagged, decode_plain
 from safepoint.errors import SafepointError
 from safepoint.model import Obj
@@ -17,15 +17,19 @@ from safepoint.model import Obj
 __all__ = ["salvaged"]
 
 
-def salvaged(root: bytes, refs: bytes, objects: Mapping[bytes, Obj]) -> tuple[Any, list[str]]:
-    """The plain tree as far as it can be read, and a line for each part that cannot. In its place stands ``Tagged("lost", …)``."""
-    work = _Salvage(objects)
+def salvaged(root: bytes, refs: bytes, objects: Mapping[bytes, Obj], size: int = 0) -> tuple[Any, list[str]]:
+    """The plain tree as far as it can be read, and a line for each part that cannot. In its place stands ``Tagged("lost", …)``.
+
+    ``size`` is what the header says of the whole value: a few objects that refer to each other can stand for any number.
+    """
+    work = _Salvage(objects, max(size, sum([len(o.data) for o in objects.values()])) * 8 + (1 << 20))
     return work.mapping(root, refs, "", 0), work.problems
 
 
 class _Salvage:
-    def __init__(self, objects: Mapping[bytes, Obj]) -> None:
+    def __init__(self, objects: Mapping[bytes, Obj], room: int) -> None:
         self.objects = objects
+        self.room = room
         self.problems: list[str] = []
 
     def lost(self, path: str, why: str) -> Tagged:
@@ -42,6 +46,9 @@ class _Salvage:
         obj = self.objects.get(name)
         if obj is None:
             return None, f"object {name.hex()} is missing"
+        self.room -= len(obj.data) + len(obj.refs) + 64
+        if self.room < 0:
+            return None, "the parts add up to far more than was saved"
         if name_of(obj.refs, obj.data) != name:
             return None, f"object {name.hex()} is not what its name says"
         if obj.data[:1] not in [kinds[i : i + 1] for i in range(len(kinds))]:
@@ -82,7 +89,7 @@ class _Salvage:
             _, _, counts, tail = _ROOT.decode(root.data[1:])
         except msgspec.MsgspecError:
             return self.lost(path, "it cannot be read")
-        if any(c < 0 for c in counts) or 16 * sum(counts) > len(root.refs):
+        if any(c < 0 for c in counts) or 16 * sum(counts) > len(root.refs) or len(counts) > PAGED_MAX:
             return self.lost(path, "it counts more pages than it refers to")
         items: list[Any] = []
         cursor = _Cursor(root.refs)
@@ -102,6 +109,8 @@ class _Salvage:
                 return
             elif _INDEX.decode(obj.data[1:])[0] == height:
                 for child in names_in(obj.refs):
+                    if self.room < 0:
+                        break
                     self.page(child, height - 1, items, path, level)
                 return
         except msgspec.MsgspecError:
@@ -111,5 +120,7 @@ class _Salvage:
 
     def items(self, raws: list[msgspec.Raw], cursor: _Cursor, items: list[Any], path: str, level: int) -> None:
         for raw in raws:
+            if self.room < 0:
+                break
             code, at = bytes(raw), f"{path}[{len(items)}]"
             items.append(self.value(cursor.take(), at, level + 1) if code == cursor.code else self.plain(code, at))

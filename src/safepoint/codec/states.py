@@ -151,7 +151,7 @@ def unpack_state(
         )
     try:
         if row.schema < schema:
-            plain = chunks.unpack_plain(row.root, row.refs, objects, spare=SPARE)
+            plain = chunks.unpack_plain(row.root, row.refs, objects, spare=SPARE, size=row.size)
             # Whatever a migration does to the tree: it has just been made for this load alone.
             data = migrated(plain, row.schema, schema, migrations, at, depth=chunks.DEPTH)
             try:
@@ -159,7 +159,7 @@ def unpack_state(
             except SafepointError as error:
                 raise blamed(error, row.schema, schema) from error.__cause__
         else:
-            tree, packed = chunks.unpack(row.root, row.refs, objects, registry, spare=SPARE)
+            tree, packed = chunks.unpack(row.root, row.refs, objects, registry, spare=SPARE, size=row.size)
         state = State(
             task_id=task,
             step=tree["step"],
@@ -210,11 +210,20 @@ def plain_metadata(row: CheckpointRow) -> dict[str, Any]:
 
 
 def header(task: str, row: CheckpointRow, registry: Registry) -> Checkpoint:
-    """A row as the header that verbs return."""
+    """A row as the header that verbs return. What is damaged in it, or of a class that is gone, must not block a listing."""
+    problem: str | None = None
+    metrics = None
     try:
         metadata = values.decode(row.metadata, registry, path="metadata") if row.metadata else {}
     except SafepointError:
-        metadata = plain_metadata(row)  # a class that this program does not know must not block a listing
+        try:
+            metadata = plain_metadata(row)
+        except SafepointError as error:
+            metadata, problem = {}, f"{type(error).__name__}: {error.what}: {error.why}"
+    try:
+        metrics = Metrics(*_unpacked(row.metrics, "metrics")) if row.metrics else None
+    except (SafepointError, TypeError) as error:
+        problem = problem or f"Damaged: metrics cannot be loaded: {type(error).__name__}"
     return Checkpoint(
         task_id=task,
         seq=row.seq,
@@ -230,9 +239,18 @@ def header(task: str, row: CheckpointRow, registry: Registry) -> Checkpoint:
         digest=row.digest.hex(),
         pinned=row.pinned,
         metadata=metadata,
-        metrics=Metrics(*msgspec.msgpack.decode(row.metrics)) if row.metrics else None,
+        metrics=metrics,
         space=row.space,
+        problem=problem,
     )
+
+
+def _unpacked(data: bytes, what: str) -> Any:
+    """Small facts of a row that are no values of the application."""
+    try:
+        return msgspec.msgpack.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise Damaged(f"{what} cannot be loaded", f"it is no MessagePack ({type(error).__name__})", "") from None
 
 
 def encode_metrics(m: Metrics) -> bytes:
@@ -273,7 +291,7 @@ def call(task: str, row: CallRow, objects: Mapping[bytes, Obj] | None, registry:
         arguments = unpack_values(row.args, row.args_refs, objects, registry)
         if row.result is not None:
             result = unpack_values(row.result, row.result_refs, objects, registry)["result"]
-    policy = msgspec.msgpack.decode(row.policy) if row.policy else {}
+    policy = _unpacked(row.policy, "the policy of a call") if row.policy else {}
     return Call(
         task_id=task,
         no=row.no,
@@ -282,7 +300,7 @@ def call(task: str, row: CallRow, objects: Mapping[bytes, Obj] | None, registry:
         call_id=row.call_id,
         idempotency_key=row.idempotency_key,
         effect=cast(Any, row.effect),
-        has_verifier=bool(policy.get("verify")),
+        has_verifier=isinstance(policy, dict) and bool(policy.get("verify")),
         status=cast(Any, row.status),
         attempts=row.attempts,
         fence=row.fence,
@@ -290,7 +308,7 @@ def call(task: str, row: CallRow, objects: Mapping[bytes, Obj] | None, registry:
         started_at=from_us(row.started_at) if row.started_at else None,
         finished_at=from_us(row.finished_at) if row.finished_at is not None else None,
         result=result,
-        error=msgspec.msgpack.decode(row.error) if row.error else None,
+        error=_unpacked(row.error, "the error of a call") if row.error else None,
         model=values.decode_plain(row.model) if row.model else None,
         reason=row.reason,
     )
