@@ -16,6 +16,7 @@ from safepoint.errors import (
     CallInProgress,
     CallMismatch,
     Conflict,
+    Damaged,
     LeaseLost,
     RefusedType,
     RunEnded,
@@ -236,7 +237,14 @@ class Flow(FlowBase):
             past = self.later or (row is not None and self.journal.past(row))
             match journal.decide(row, past=past, now_us=to_us(now())):
                 case Action.REUSE if row is not None:
-                    value = yield Io(lambda row=row: self._recorded(row))  # type: ignore[misc]
+                    try:
+                        value = yield Io(lambda row=row: self._recorded(row))  # type: ignore[misc]
+                    except Damaged as error:
+                        if error.details.get("rolled_back"):
+                            raise
+                        if row.effect in journal.HAPPENS:
+                            raise lost_error(self.task, row, error) from error
+                        return (yield from self._execute(asked, row, validate))
                     if tool.policy.model:
                         self.journal.scope = row.no
                     return value
@@ -282,6 +290,8 @@ class Flow(FlowBase):
             "not_done": False,
             "reason": quarantine.kept_reason(row),
             "error": None,
+            "result": None,
+            "result_refs": b"",
         }
         tool = asked.tool
         # The whole policy each time: it is the one that this execution follows.

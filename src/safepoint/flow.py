@@ -97,7 +97,8 @@ class FlowBase:
         # An idempotent tool that takes its key would be repeated under a new one.
         if tool.effect not in journal.HAPPENS and not (tool.effect == "idempotent" and "idempotency_key" in tool.injects):
             return ""
-        return f"not sent: step {self.step} may have been done before, and {self.parks_why or 'its record be gone'}"
+        why = self.parks_why or "what was done in it on a branch that was left is not on record here"
+        return f"not sent: step {self.step} may have been done before; {why}"
 
     # -- ends and writes
 

@@ -65,11 +65,16 @@ class Survey:
         wanted = self.row.branch if name is None else name
         return next((b for b in self.branches if b.name == wanted), None)
 
+    @property
+    def torn(self) -> list[CheckpointRow]:
+        whole = {r.seq for r in self.whole}
+        return [r for r in self.rows if r.seq not in whole]
+
     def candidates(self) -> list[int]:
         current = self.row.branch
         if self.branch() is None and not any(r.branch == current for r in self.whole):
             current = recovery.newest_branch(self.whole) or current
-        return recovery.lineage(self.whole, self.branches, current)
+        return recovery.lineage(self.rows, self.branches, current)
 
     def header(self, seq: int) -> CheckpointRow | None:
         return next((r for r in self.rows if r.seq == seq), None)
@@ -336,6 +341,7 @@ def course_from(
         chosen=chosen,
         left_guard=left_guard,
         lost_calls=found.lost_calls,
+        torn=found.torn,
         older=older,
     )
     if journal == "fresh" or own_guard <= course.guard:

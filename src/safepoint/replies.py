@@ -51,11 +51,12 @@ def usage_of(reply: Any) -> tuple[int, int]:
     return first("prompt_tokens", "input_tokens"), first("completion_tokens", "output_tokens")
 
 
-def lost_error(task: str, row: CallRow) -> RefusedType:
+def lost_error(task: str, row: CallRow, damaged: Exception | None = None) -> RefusedType:
+    """A call that happened and has no result to give: one that could not be stored, or that is damaged."""
     error = msgspec.msgpack.decode(row.error) if row.error else {}
     return RefusedType(
-        f"call {row.no} ({row.tool}) succeeded, and its result cannot be stored",
-        str(error.get("message", "")),
+        f"call {row.no} ({row.tool}) succeeded, and its result cannot be {'read' if damaged else 'stored'}",
+        str(damaged) if damaged else str(error.get("message", "")),
         f"It is not run again. Give it a result: cp.resolve({task!r}, {row.no}, Done(result)), or "
         f"`safepoint resolve {task} {row.no} --done JSON`; and let the tool return what can be stored (docs/types.md).",
         task=task,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from safepoint.checking import check_limit
 from safepoint.codec import states, values
 from safepoint.codec.registry import Registry
-from safepoint.errors import AlreadyAnswered, Conflict, NotFound, UsageError
+from safepoint.errors import AlreadyAnswered, Conflict, Damaged, NotFound, UsageError
 from safepoint.model import CALL_STATUSES, Call, Done, NotDone, Pause, a_type, check_id, new_id, now, to_us
 from safepoint.rows import CallRow, CallWrite, Commit, PauseRow, PauseWrite, replace
 from safepoint.stores.base import Store
@@ -40,7 +40,7 @@ class JournalVerbs:
     def resolve(self, task_id: str, call: int | Call, verdict: Done | NotDone) -> Call:
         """A person's word on a call that is in doubt: it happened (with this result), or it did not.
 
-        Also on one that succeeded and whose result is missing, as it could not be stored: ``Done(result)`` gives it one.
+        Also on one that succeeded and whose result is missing, as it could not be stored or is damaged: ``Done(result)`` gives it one.
 
         Raises:
             NotFound: no such call. UsageError: nothing about it is in doubt. Conflict: somebody else was quicker.
@@ -51,7 +51,7 @@ class JournalVerbs:
         if not isinstance(verdict, Done | NotDone):
             raise UsageError(f"resolve takes Done(result) or NotDone(), not {a_type(verdict)}", "", "Say what happened.")
         row = self._call_row(task_id, no)
-        lost = row.status == "succeeded" and row.result is None
+        lost = row.status == "succeeded" and not self._has_result(task_id, row)
         if lost and isinstance(verdict, NotDone):
             raise UsageError(
                 f"call {no} of task {task_id!r} succeeded, only its result is missing",
@@ -82,6 +82,17 @@ class JournalVerbs:
         )
         rows, objects = self.store.calls(task_id, nos=[no])
         return states.call(task_id, rows[0], objects, None)
+
+    def _has_result(self, task_id: str, row: CallRow) -> bool:
+        """Whether a call that succeeded has a result that can be read."""
+        if row.result is None:
+            return False
+        try:
+            rows, objects = self.store.calls(task_id, nos=[row.no])
+            states.unpack_values(rows[0].result or b"", rows[0].result_refs, objects, None)
+        except Damaged:
+            return False
+        return True
 
     def _call_row(self, task_id: str, no: int) -> CallRow:
         rows, _ = self.store.calls(check_id(task_id), nos=[no], bodies=False)

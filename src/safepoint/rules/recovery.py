@@ -108,14 +108,26 @@ def set_by_hand(head: CheckpointRow, branch: BranchRow) -> bool:
 # -- which calls cannot be served from the record
 
 
-def has_gap(rows: Iterable[CheckpointRow], branches: Iterable[BranchRow], line: int, step: int) -> bool:
+def has_gap(
+    rows: Iterable[CheckpointRow],
+    branches: Iterable[BranchRow],
+    line: int,
+    step: int,
+    torn: Iterable[CheckpointRow] = (),
+) -> bool:
     """Whether calls of ``line`` from ``step`` on may have been deleted: a checkpoint takes the calls of its steps with it.
 
     Every branch of the line is looked at, as they serve each other's calls. Its checkpoints must name each other as parents,
     without a hole, from the head down to one that is no later than ``step``: what lies below has only calls of earlier steps.
+
+    Args:
+        torn: Rows whose seal is broken. They are there, and so are their calls; of what they say only a parent is believed that
+            is indeed the next one.
     """
+    torn = list(torn)
+    unsure = {r.seq for r in torn}
     mine: dict[str, list[CheckpointRow]] = {}
-    for row in sorted(rows, key=lambda r: -r.seq):
+    for row in sorted([*rows, *torn], key=lambda r: -r.seq):
         if row.kind != "failure":
             mine.setdefault(row.branch, []).append(row)
     for branch in branches:
@@ -125,7 +137,7 @@ def has_gap(rows: Iterable[CheckpointRow], branches: Iterable[BranchRow], line: 
         if not own or own[0].seq != branch.head.seq:
             return True
         for i, row in enumerate(own):
-            if row.step <= step:
+            if row.step <= step and row.seq not in unsure:
                 break
             below = own[i + 1].seq if i + 1 < len(own) else branch.forked_from
             if row.parent_seq != below:
@@ -168,6 +180,7 @@ def course(
     chosen: CheckpointRow,
     left_guard: int | None,
     lost_calls: bool,
+    torn: Sequence[CheckpointRow] = (),
     older: bool = False,
 ) -> Course:
     """The line and the guard of a branch that leaves ``left`` for ``chosen``.
@@ -177,6 +190,7 @@ def course(
         left: None if nothing is known of it.
         left_guard: The one that the left head stands under; None if that head cannot be read.
         lost_calls: Some rows of calls are damaged or known to be lost.
+        torn: Checkpoints whose seal is broken.
         older: The store is known to be older than what it acknowledged.
     """
     if journal == "fresh":
@@ -193,7 +207,7 @@ def course(
         why = "records of calls are damaged or lost"
     elif len(lines) > 1:
         why = "the branch that was left has a journal of its own"
-    elif left is None or has_gap(rows, branches, line, chosen.step):
+    elif left is None or has_gap(rows, branches, line, chosen.step, torn):
         why = "checkpoints in between have been deleted or lost, and the records of their calls with them"
     elif left_guard is None and left.name != chosen.branch:
         why = "what was left cannot be read, and may have stood under a guard"
