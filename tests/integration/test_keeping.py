@@ -1,12 +1,16 @@
 """What cleanup keeps and what is waited for, when somebody saves between a crash and the resume."""
 
 import uuid
+from datetime import timedelta
+from functools import partial
 
 import pytest
 
 import safepoint
-from safepoint import tool
-from safepoint.errors import InDoubt
+from safepoint import Retention, State, tool
+from safepoint.errors import InDoubt, NotFound, UsageError
+from safepoint.model import Obj
+from safepoint.rows import BranchRow, CallRow, CheckpointRow, Image, Numbers, PauseRow, TaskRow, replace
 
 
 def named(name):
@@ -57,3 +61,203 @@ def test_a_call_in_doubt_that_somebody_stepped_past_is_not_waited_for(cp):
     cp.update("t", go_past)
     assert cp.status("t").pending == 0
     assert [t.task_id for t in cp.tasks(status="unfinished")] == ["t"]
+
+
+# -- what retention keeps, and why
+
+
+def aged(url, task, by, *, upto):
+    """Let the first checkpoints of a task be older, as an image that is written under the same name."""
+    with safepoint.open(url) as cp:
+        image = image_of(cp.store, task)
+        older = tuple(
+            replace(row, created_at=row.created_at - int(by.total_seconds() * 1e6)) if row.seq <= upto else row
+            for row in image.checkpoints
+        )
+        cp.delete_task(task)
+        cp.store.write_task(replace(image, checkpoints=older))
+
+
+def image_of(store, task):
+    parts = list(store.walk(task))
+
+    def of(kind):
+        return tuple(part for part in parts if isinstance(part, kind))
+
+    (row,), (numbers,) = of(TaskRow), of(Numbers)
+    return Image(
+        row=row, numbers=numbers, branches=of(BranchRow), checkpoints=of(CheckpointRow), calls=of(CallRow), pauses=of(PauseRow),
+        objects=of(Obj),
+    )  # fmt: skip
+
+
+def steps(cp, task, n, **more):
+    state = State(task, messages=[f"{task} {i}" * 100 for i in range(50)])
+    for i in range(n):
+        state.step = i
+        state.messages.append(f"{task} new {i}" * 50)
+        cp.save(state, **more)
+    return state
+
+
+def test_a_dry_run_says_of_each_checkpoint_what_and_why(cp):
+    @tool(name=named("send"))
+    def send(to):
+        return "ok"
+
+    with cp.resume("t") as run:
+        for i in range(4):
+            run.call(send, str(i))
+            run.save()
+    report = cp.cleanup("t", keep_latest=2, dry_run=True)
+    assert [(line.seq, line.deleted, line.calls) for line in report.checkpoints] == [
+        (5, False, 0), (4, False, 1), (3, True, 1), (2, True, 1), (1, True, 1)
+    ]  # fmt: skip
+    assert report.calls_deleted == 3
+    assert [line.why for line in report.checkpoints][:3] == ["the head of main", "of the newest 2", "beyond the newest 2"]
+    assert all(line.created_at.tzinfo is not None and line.bytes > 0 for line in report.checkpoints)
+    done = cp.cleanup("t", keep_latest=2)
+    assert (done.deleted, done.calls_deleted, done.checkpoints) == (report.deleted, 3, ())
+
+
+def test_a_dry_run_names_what_an_open_call_keeps(cp):
+    @tool(name=named("lose"))
+    def lose():
+        raise ConnectionError
+
+    with pytest.raises(InDoubt), cp.resume("t") as run:
+        run.call(lose)
+    for _ in range(3):
+        cp.update("t", lambda state: None)
+    lines = {line.seq: line for line in cp.cleanup("t", keep_latest=1, dry_run=True).checkpoints}
+    assert not lines[1].deleted
+    assert "open" in lines[1].why
+    assert lines[2].deleted
+
+
+def test_all_tasks_at_once(cp):
+    for task in "abc":
+        steps(cp, task, 5)
+    told = cp.cleanup_all(keep_latest=2, dry_run=True)
+    assert [(r.task_id, r.deleted) for r in told.tasks] == [(t, (1, 2, 3)) for t in "abc"]
+    assert (told.deleted, told.kept, told.dry_run) == (9, 6, True)
+    done = cp.cleanup_all(keep_latest=2)
+    assert (done.deleted, done.kept, done.failed) == (9, 6, {})
+    assert done.bytes_freed == told.bytes_freed > 0
+    assert [len(cp.list_checkpoints(t)) for t in "abc"] == [2, 2, 2]
+
+
+def test_a_limit_for_the_whole_store_takes_the_oldest_of_all(cp):
+    for i in range(5):
+        for task in "abc":
+            state = cp.load_latest(task) or State(task)
+            state.step = i
+            cp.save(state)
+    cp.pin("b", 1)
+    one = cp.list_checkpoints("a")[0].bytes
+    done = cp.cleanup_all(max_store_bytes=11 * one)
+    assert {r.task_id: r.deleted for r in done.tasks} == {"a": (1, 2), "b": (2,), "c": (1,)}
+    done = cp.cleanup_all(keep_latest=2, max_store_bytes=0)
+    assert {r.task_id: len(cp.list_checkpoints(r.task_id)) for r in done.tasks} == {"a": 2, "b": 3, "c": 2}
+    assert [h.seq for h in cp.list_checkpoints("b")] == [5, 4, 1]
+
+
+def test_only_finished_tasks_are_removed_whole(cp):
+    for task in ("done", "pinned", "going", "idle"):
+        steps(cp, task, 2)
+    for task in ("done", "pinned"):
+        cp.finish(task)
+    cp.pin("pinned", 1)
+    with pytest.raises(KeyboardInterrupt), cp.resume("going"):
+        raise KeyboardInterrupt
+    assert cp.cleanup_all(finished_older_than=timedelta(days=1)).removed == ()
+    assert cp.cleanup_all(finished_older_than=timedelta(0), dry_run=True).removed == ("done",)
+    assert cp.status("done").checkpoints == 3
+    assert cp.cleanup_all(finished_older_than=timedelta(0)).removed == ("done",)
+    assert [t.task_id for t in cp.tasks()] == ["going", "idle", "pinned"]
+
+
+def test_the_age_that_counts_is_the_checkpoints_own(url):
+    with safepoint.open(url) as cp:
+        steps(cp, "t", 6)
+    aged(url, "t", timedelta(days=30), upto=4)
+    with safepoint.open(url) as cp:
+        assert cp.cleanup("t", max_age=timedelta(days=60)).deleted == ()
+        assert cp.cleanup("t", keep_latest=3, max_age=timedelta(days=7)).deleted == (1, 2, 3)
+
+
+def test_wrong_limits_are_refused(cp):
+    cp.save(State("t"))
+    for wrong in (
+        {"max_store_bytes": -1},
+        {"max_store_bytes": True},
+        {"finished_older_than": 5},
+        {"finished_older_than": -timedelta(1)},
+    ):
+        with pytest.raises(UsageError):
+            cp.cleanup_all(**wrong)
+    with pytest.raises(NotFound):
+        cp.cleanup("nope", keep_latest=1)
+
+
+# -- a branch keeps what it goes on from
+
+
+def test_calls_on_a_line_that_two_branches_share_stay_while_one_may_need_them(cp):
+    @tool(name=named("send"))
+    def send(to):
+        return "ok"
+
+    with cp.resume("t") as run:
+        for i in range(4):
+            run.call(send, str(i))
+            run.save()
+    at = {c.arguments["to"]: c.no for c in cp.calls("t")}
+    cp.fork("t", 2, name="side")  # goes on with the line: its head is one step in, so it would read the calls from there
+    cp.update("t", lambda state: None)
+    cp.cleanup("t", keep_latest=1)
+    assert {c.no for c in cp.calls("t")} == {at["1"], at["2"], at["3"]}
+    assert 1 not in {h.seq for h in cp.list_checkpoints("t")}
+
+
+# -- at save time
+
+
+def test_what_a_save_reads_does_not_grow_with_what_stays(cp, monkeypatch):
+    """Milestones stay. A task that has thousands of them does not read them at each look."""
+    cp.retention = Retention(keep_latest=5)
+    state = steps(cp, "t", 100, kind="milestone")
+    read = []
+    headers = cp.store.headers
+
+    def counted(*args, **kwargs):
+        rows = headers(*args, **kwargs)
+        read.append(len(rows))
+        return rows
+
+    monkeypatch.setattr(cp.store, "headers", counted)
+    for i in range(120):
+        state.step += 1
+        cp.save(state, kind="milestone" if i % 3 == 0 else "manual")
+    assert sum(read) < 120 * 12
+    left = cp.list_checkpoints("t")
+    assert len([h for h in left if h.kind == "milestone"]) == 140
+    assert len(left) < 140 + 40
+
+
+def _put(i, state):
+    state.agent_state["i"] = i
+
+
+@pytest.mark.parametrize(
+    "limit", [{"keep_latest": 5}, {"keep_latest": None, "max_bytes": 20_000}, {"keep_latest": 2, "max_age": timedelta(0)}]
+)
+def test_a_short_lived_process_a_save_keeps_to_the_limit_too(url, limit):
+    with safepoint.open(url) as keeper:  # a store in memory ends with its last handle
+        state = State("t", agent_state={"x": "y" * 800})
+        keeper.save(state)
+        for i in range(60):
+            with safepoint.open(url, retention=Retention(**limit)) as cp:
+                cp.update("t", partial(_put, i))
+        left = len(keeper.list_checkpoints("t"))
+        assert left <= 45, left

@@ -15,8 +15,8 @@ from safepoint.cli import facts, views
 from safepoint.cli.ending import STORE, code_of
 from safepoint.cli.opening import PlainCheckpointer, open_plain, split_at
 from safepoint.cli.screen import Screen
-from safepoint.cli.text import age, name, shell
-from safepoint.codec import to_json
+from safepoint.cli.text import name, shell
+from safepoint.codec import masked, to_json
 from safepoint.errors import Damaged, NotFound, UsageError
 from safepoint.model import STATUSES, Done, NotDone
 
@@ -127,14 +127,14 @@ def show(task: str, messages: int | None, full: bool, raw: bool) -> None:
         task, seq = split_at(cp, task)
         cp.status(task)
         if raw:
-            Screen().json(cp.raw(task, seq=seq))
+            Screen().json(masked(cp.raw(task, seq=seq)))
             return
         found = cp.store.read(task, seq=seq)
         if found is None:
             what = f"no checkpoint {seq}" if seq is not None else "no checkpoint yet"
             raise NotFound(f"task {name(task)} has {what}", "", f"See `safepoint log {shell(task)}`.", task=task)
         row, objects = found
-        tree = cp.tree(task, row, objects)
+        tree = masked(cp.tree(task, row, objects))
     history = to_json(tree["messages"])
     first = max(len(history) - messages, 0) if messages is not None else 0
     data = {
@@ -145,6 +145,7 @@ def show(task: str, messages: int | None, full: bool, raw: bool) -> None:
         "agent_state": to_json(tree["agent_state"]),
         "metadata": to_json(tree["metadata"]),
         "finished": tree["finished"],
+        "products": facts.products(tree),
         "turns": [dict(zip(("turn", "input", "status", "result", "step"), to_json(t), strict=False)) for t in tree["turns"]],
         "recovery": to_json(tree.get("recovery")),
     }
@@ -312,30 +313,6 @@ def answer(task: str, pause: str, answer: str) -> None:
     screen.line(f"pause {answered['no']} ({name(answered['name'])}) of {name(task)} is answered")
     for text in follows:
         screen.line(text)
-
-
-@cli.command()
-@click.argument("task")
-@click.option("--keep-latest", type=click.IntRange(1), metavar="N", help="The newest N stay in any case.")
-@click.option("--max-age", metavar="AGE", help="Delete beyond them only what is older, as in 90m, 12h, 7d, 2w.")
-@click.option("--dry-run", is_flag=True, help="Delete nothing; say what would be deleted.")
-@common
-def cleanup(task: str, keep_latest: int | None, max_age: str | None, dry_run: bool) -> None:
-    """Delete old checkpoints of a task.
-
-    Heads, fork points, milestones, pinned checkpoints, and what an open call or pause stands on are kept in any case.
-    """
-    if keep_latest is None and max_age is None:
-        raise UsageError(
-            "say what to keep", "the retention that the application uses is not known here", "Give --keep-latest or --max-age."
-        )
-    oldest = age(max_age) if max_age is not None else None
-    with opened() as cp:
-        report = facts.cleanup(cp.cleanup(task, keep_latest=keep_latest, max_age=oldest, dry_run=dry_run))
-    if as_json():
-        Screen().json(report)
-    else:
-        views.cleanup(Screen(), report)
 
 
 @cli.command()

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from safepoint.cli.text import iso
-from safepoint.codec import states, to_json
+from safepoint.codec import masked, states, to_json
 from safepoint.codec.registry import Registry
+from safepoint.codec.states import Control
 from safepoint.errors import SafepointError
-from safepoint.model import CleanupReport, Finding, Metrics, Obj, Pause, TaskInfo
+from safepoint.model import Finding, Metrics, Obj, Pause, TaskInfo
 from safepoint.rows import CallRow, CheckpointRow
 from safepoint.rules.planning import Plan
+from safepoint.steps import book_of
 
-__all__ = ["call", "checkpoint", "cleanup", "damaged", "error", "finding", "pause", "plan", "task"]
+__all__ = ["call", "checkpoint", "damaged", "error", "finding", "pause", "plan", "task"]
 
 Facts = dict[str, Any]
 _NO_CLASSES = Registry()
@@ -54,9 +56,15 @@ def checkpoint(task_id: str, row: CheckpointRow) -> Facts:
         "bytes": head.bytes,
         "digest": head.digest,
         "pinned": head.pinned,
-        "metadata": to_json(states.plain_metadata(row)),
+        "metadata": to_json(masked(states.plain_metadata(row))),
         "metrics": {f: getattr(head.metrics, f) for f in Metrics.__slots__} if head.metrics else None,
     }
+
+
+def products(tree: Facts) -> dict[str, str]:
+    """How each named step stands."""
+    book = book_of(Control.of(tree))
+    return {name: book.standing(name) for name in book.made}
 
 
 def call(task_id: str, row: CallRow, objects: Mapping[bytes, Obj] | None) -> Facts:
@@ -135,18 +143,6 @@ def plan(p: Plan) -> Facts:
             for c in p.calls
         ],
         "pauses": list(p.pauses),
-    }
-
-
-def cleanup(report: CleanupReport) -> Facts:
-    return {
-        "task_id": report.task_id,
-        "dry_run": report.dry_run,
-        "deleted": list(report.deleted),
-        "kept": report.kept,
-        "calls_deleted": report.calls_deleted,
-        "objects_deleted": report.objects_deleted,
-        "bytes_freed": report.bytes_freed,
     }
 
 

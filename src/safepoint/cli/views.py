@@ -8,7 +8,7 @@ from typing import Any
 
 from safepoint.cli.ending import STORE
 from safepoint.cli.screen import Column, Screen, Styled, status
-from safepoint.cli.text import clean, clock, command, ms, name, ranges, shell, size
+from safepoint.cli.text import clean, clock, command, ms, name, shell, size
 from safepoint.model import now
 
 Facts = dict[str, Any]
@@ -147,6 +147,11 @@ def state(screen: Screen, data: Facts) -> None:
         screen.line()
         screen.line(part, "bold")
         screen.value(data[part])
+    if data["products"]:
+        screen.line()
+        screen.line("products", "bold")
+        for step, standing in data["products"].items():
+            screen.line(f"{name(step)}: {standing}")
     for turn in data["turns"]:
         if turn["status"] == "finished":
             screen.line()
@@ -371,20 +376,6 @@ def pauses(screen: Screen, task: str, found: list[Facts]) -> None:
         else:
             screen.line("answer")
             screen.value(p["answer"])
-
-
-def cleanup(screen: Screen, r: Facts) -> None:
-    would = "would be " if r["dry_run"] else ""
-    screen.table(
-        [Column("of " + name(r["task_id"])), Column("count", right=True), Column("which", fold=True)],
-        [
-            (f"checkpoints {would}deleted", str(len(r["deleted"])), ranges(tuple(r["deleted"]))),
-            ("checkpoints kept", str(r["kept"]), ""),
-            (f"calls {would}deleted", str(r["calls_deleted"]), ""),
-            (f"objects {would}deleted", str(r["objects_deleted"]), ""),
-            (f"bytes {would}freed", str(r["bytes_freed"]), size(r["bytes_freed"])),
-        ],
-    )
 
 
 def findings(screen: Screen, found: list[Facts]) -> None:

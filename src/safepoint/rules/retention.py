@@ -129,12 +129,13 @@ def near(retention: Retention, due_at: int) -> int | None:
     """
     if retention.max_age is not None or retention.max_bytes is not None:
         return None
-    return (retention.keep_latest or 1) + 2 * due_at + 64
+    return (retention.keep_latest or 1) + 2 * due_at + 8
 
 
 def all_every(checkpoints: int) -> int:
-    """After how many saves all checkpoints are looked at: two are read for each save."""
-    return max(1, checkpoints // 2)
+    """After how many saves all checkpoints are looked at: two to four are read for each save. A power of two, as it has to be met by
+    processes that live for one save, while the number of checkpoints goes up and down."""
+    return 1 << max(0, (checkpoints // 2).bit_length() - 1)
 
 
 class At(NamedTuple):
