@@ -7,7 +7,7 @@ import pytest
 import safepoint
 from tests.support.runs import World
 
-STORES = ("memory", "sqlite")
+STORES = ("memory", "sqlite", "file")
 
 
 @pytest.fixture(params=STORES)
@@ -15,6 +15,9 @@ def url(request, tmp_path):
     """The URL of an empty store that can be opened more than once."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/agent.db"
+        return
+    if request.param == "file":
+        yield f"file:///{tmp_path}/checkpoints"
         return
     with safepoint.open(f"memory://{uuid.uuid4()}") as kept:
         yield kept.store.url

@@ -332,6 +332,8 @@ class Folders:
         ops, sync = self.ops, sync and self.full
         line, _ = closed(body, kept.book.sum)
         data = line if kept.ended else b"\n" + line
+        # Before it is written: a line that is there and cannot be read would be the end of the task.
+        take = kept.book.understood(line[:-1])
         start = kept.size
         kept.writing = True
         try:
@@ -351,7 +353,7 @@ class Folders:
                     raise
                 st = ops.fstat(fd)
             with self.mutex:
-                kept.book.read(line[:-1])
+                take()
                 kept.size = kept.end = start + len(data)
                 kept.stamp, kept.ended, kept.writing = st.st_mtime_ns, True, False
         except BaseException:

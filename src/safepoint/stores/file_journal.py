@@ -9,7 +9,7 @@ all further lines are commits.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,15 +111,29 @@ class Book:
 
     def read(self, line: bytes) -> None:
         """Take in the next line. Raises Damaged, and then nothing of it was taken."""
+        self.understood(line)()
+
+    def understood(self, line: bytes) -> Callable[[], None]:
+        """What takes in the next line, and cannot fail. Raises Damaged if the line cannot be read."""
         body, sum = opened(line, self.sum)
         if body.get("n") != self.lines:
             raise Damaged("it is not the next line", "one before it is missing")
         try:
-            self._take(body)
+            if self.lines == 0:
+                take = self._first(body)
+            elif "at" in body:
+                take = self._commit(body)
+            else:
+                take = self._row(body)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise Damaged("it is no line of a journal", type(error).__name__) from error
-        self.lines += 1
-        self.sum = sum
+
+        def taken() -> None:
+            take()
+            self.lines += 1
+            self.sum = sum
+
+        return taken
 
     def skip(self, line: bytes, why: str) -> None:
         """Go on after a line that cannot be read: what it said is lost, and is known to be."""
@@ -132,80 +146,77 @@ class Book:
         except (Damaged, ValueError, TypeError):
             self.sum = line[-TAIL:][8:-2].decode("latin-1") if line.endswith(b'"}') else ""
 
-    def _take(self, body: dict[str, Any]) -> None:
-        if self.lines == 0:
-            if body["safepoint"] > LAYOUT:
-                raise NewerFormat(
-                    f"the journal of task {self.row.task!r} has layout {body['safepoint']}",
-                    f"this safepoint reads up to {LAYOUT}",
-                    "Upgrade safepoint; the task is left as it is.",
-                    task=self.row.task,
-                )
-            if body["task"] != self.row.task:
-                raise Damaged("it is of another task", "")
-            self._first(body)
-        elif "at" in body:
-            self.apply(body)
-        else:
-            self._row(body)
+    def _first(self, body: dict[str, Any]) -> Callable[[], None]:
+        if body["safepoint"] > LAYOUT:
+            raise NewerFormat(
+                f"the journal of task {self.row.task!r} has layout {body['safepoint']}",
+                f"this safepoint reads up to {LAYOUT}",
+                "Upgrade safepoint; the task is left as it is.",
+                task=self.row.task,
+            )
+        if body["task"] != self.row.task:
+            raise Damaged("it is of another task", "")
+        row, numbers = task_from_json(self.row.task, body["row"]), Numbers(*body["numbers"])
+        last = (str(body["last"][0]), tuple(body["last"][1]), tuple(body["last"][2]))
+        swept = [(space, branch, seq) for space, branch, seq in body.get("swept", ())]
+        name, rows, fence, exists = str(body["journal"]), int(body["rows"]), int(body["fence"]), bool(body["exists"])
 
-    def _first(self, body: dict[str, Any]) -> None:
-        self.name, self.rows = body["journal"], body["rows"]
-        self.numbers = Numbers(*body["numbers"])
-        self.fence = body["fence"]
-        self.row = task_from_json(self.row.task, body["row"])
-        self.exists = body["exists"]
-        self.last = (body["last"][0], tuple(body["last"][1]), tuple(body["last"][2]))
-        self.swept = [(space, branch, seq) for space, branch, seq in body.get("swept", ())]
+        def take() -> None:
+            self.row, self.numbers, self.last, self.swept = row, numbers, last, swept
+            self.name, self.rows, self.fence, self.exists = name, rows, fence, exists
 
-    def _row(self, body: dict[str, Any]) -> None:
+        return take
+
+    def _row(self, body: dict[str, Any]) -> Callable[[], None]:
         if "checkpoint" in body:
-            self._checkpoint(body["checkpoint"], body["state_sum"], body.get("pinned", False))
-        elif "branch" in body:
+            row, sum = replace(read_row(CheckpointRow, body["checkpoint"]), pinned=bool(body.get("pinned"))), body["state_sum"]
+            return lambda: self._put(row, sum)
+        if "branch" in body:
             b = body["branch"]
-            row = BranchRow(b["space"], b["name"], Head(*b["head"]), b["line"], b["forked_from"])
-            self.branches[row.space, row.name] = row
-        elif "call" in body:
+            branch = BranchRow(b["space"], b["name"], Head(*b["head"]), b["line"], b["forked_from"])
+            return lambda: self.branches.update({(branch.space, branch.name): branch})
+        if "call" in body:
             call = read_row(CallRow, body["call"])
-            self.calls[call.no] = call
-        else:
-            pause = read_row(PauseRow, body["pause"])
-            self.pauses[pause.no] = pause
+            return lambda: self.calls.update({call.no: call})
+        pause = read_row(PauseRow, body["pause"])
+        return lambda: self.pauses.update({pause.no: pause})
 
-    def _checkpoint(self, data: Any, sum: str, pinned: bool) -> CheckpointRow:
-        row = replace(read_row(CheckpointRow, data), pinned=pinned)
+    def _put(self, row: CheckpointRow, sum: str) -> None:
         self.checkpoints[row.seq] = row
         self.sums[row.seq] = sum
         self.ids[row.space, row.id] = row.seq
-        return row
 
-    def apply(self, body: dict[str, Any]) -> None:
-        """A commit, read or just written."""
+    def _commit(self, body: dict[str, Any]) -> Callable[[], None]:
         calls = [read_row(CallRow, data) for data in body.get("calls", ())]
         pauses = [read_row(PauseRow, data) for data in body.get("pauses", ())]
-        row = changed(self.row, body.get("row", {}))
-        numbers = Numbers(*body["numbers"])
-        if "checkpoint" in body:
-            new = self._checkpoint(body["checkpoint"], body["state_sum"], False)
-            if body["moves"]:
-                key = new.space, new.branch
-                head, at = Head(new.seq, new.id), self.branches.get(key)
-                self.branches[key] = (
-                    BranchRow(*key, head, body["line"], new.parent_seq)
-                    if at is None
-                    else BranchRow(*key, head, at.line, at.forked_from)
-                )
-        if "pin" in body:
-            seq, pinned = body["pin"]
-            if seq in self.checkpoints:
-                self.checkpoints[seq] = replace(self.checkpoints[seq], pinned=pinned)
-        self.calls.update((call.no, call) for call in calls)
-        self.pauses.update((pause.no, pause) for pause in pauses)
-        self.row, self.numbers = row, numbers
-        self.fence = max(self.fence, body.get("fence", 0))
-        if "id" in body:
-            self.last = (body["id"], tuple(c.no for c in calls), tuple(p.no for p in pauses))
-        self.exists = True
+        row, numbers = changed(self.row, body.get("row", {})), Numbers(*body["numbers"])
+        new = read_row(CheckpointRow, body["checkpoint"]) if "checkpoint" in body else None
+        state_sum, moves, line = str(body.get("state_sum", "")), bool(body.get("moves")), int(body.get("line", 0))
+        pin, fence = body.get("pin"), int(body.get("fence", 0))
+        if pin is not None:
+            pin = int(pin[0]), bool(pin[1])
+
+        def take() -> None:
+            if new is not None:
+                self._put(new, state_sum)
+                if moves:
+                    key, head = (new.space, new.branch), Head(new.seq, new.id)
+                    at = self.branches.get(key)
+                    if at is None:
+                        self.branches[key] = BranchRow(*key, head, line, new.parent_seq)
+                    else:
+                        self.branches[key] = BranchRow(*key, head, at.line, at.forked_from)
+            if pin is not None and pin[0] in self.checkpoints:
+                self.checkpoints[pin[0]] = replace(self.checkpoints[pin[0]], pinned=pin[1])
+            self.calls.update((call.no, call) for call in calls)
+            self.pauses.update((pause.no, pause) for pause in pauses)
+            self.row, self.numbers = row, numbers
+            self.fence = max(self.fence, fence)
+            if "id" in body:
+                self.last = (body["id"], tuple(c.no for c in calls), tuple(p.no for p in pauses))
+            self.exists = True
+
+        return take
 
     # -- what it says
 

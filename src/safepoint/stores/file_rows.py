@@ -62,7 +62,8 @@ def unpack(data: bytes) -> Any:
     """Encoded bytes as JSON data."""
     try:
         tree = values.decode_plain(data, depth=DEPTH)
-        if values.encode_tree(tree, depth=DEPTH) == data:
+        # None is for what is not there.
+        if tree is not None and values.encode_tree(tree, depth=DEPTH) == data:
             return to_json(tree)
     except (SafepointError, RecursionError):
         pass
