@@ -498,7 +498,7 @@ class Checkpointer(
         if not control.turns or control.turns[-1][2] != "open":
             control.turns.append(["", None, "open", None, state.step])
         control.turns[-1][2:4] = ["finished", result]
-        give_up(state.agent_state)
+        give_up(state.agent_state, state.step)
         row, packed = self._row(state, control, base, kind="manual", label="finished")
         done = self._commit_state(state, row, packed, control, base, patch=TaskPatch(status="finished", reason=""))
         log.info("saved %s@%s step=%d kind=manual bytes=%d finished", task_id, state.seq, state.step, done.bytes_written)

@@ -151,7 +151,7 @@ def restored(run: Restoring) -> Script[None]:
     if run._control.finished:
         if (interrupt := (yield from close_quietly(run))) is not None:
             raise interrupt
-        give_up(run._state.agent_state)
+        give_up(run._state.agent_state, run._state.step)
         return
     expired = [(path, r) for path, r in find(run._state.agent_state) if r.expired and not r.closed]
     told: list[Told] = []
@@ -176,7 +176,8 @@ def _reopened(run: Restoring, hook: Tool[Any, Any], old: Resource) -> Script[tup
         try:
             new = yield from run._flow.call(hook, hook.arguments((replace(old),), {}), None, None)
         except (CallFailed, RefusedType) as error:
-            return None, f"not reopened: {error.type if isinstance(error, CallFailed) else type(error).__name__}"
+            name = error.type if isinstance(error, CallFailed) else type(error).__name__
+            return None, f"not reopened: {name.rpartition('.')[2]}"
         if not isinstance(new, Resource) or new.kind != old.kind:
             return None, f"not reopened: its hook returned {a_type(new)}, no resource of its kind"
         if not new.expired:
@@ -185,19 +186,19 @@ def _reopened(run: Restoring, hook: Tool[Any, Any], old: Resource) -> Script[tup
     return None, "not reopened: it comes back expired"
 
 
-def give_up(agent_state: Any) -> list[Resource]:
-    """The task ends: mark what is to be closed. Returns what was marked, for ``take_back``."""
+def give_up(agent_state: Any, step: int) -> list[Resource]:
+    """The task ends with so many steps done: mark what is to be closed. Returns what was marked, for ``take_back``."""
     if not _hooks:
         return []
     marked = [r for _, r in find(agent_state) if not r.closed and _closable(r)]
     for r in marked:
-        r.closed = True
+        r.ended = step
     return marked
 
 
 def take_back(marked: list[Resource]) -> None:
     for r in marked:
-        r.closed = False
+        r.ended = None
 
 
 def close_leftovers(run: Restoring) -> Script[tuple[Told, ...]]:
@@ -209,15 +210,17 @@ def close_leftovers(run: Restoring) -> Script[tuple[Told, ...]]:
     stored = yield Io(lambda: run.cp.load_latest(run.task_id))
     run._left_at = base.head.seq
     told: list[Told] = []
-    for group in _groups(run.cp, [(p, r) for p, r in find(stored.agent_state) if _closable(r)]):
+    # Not those of an earlier turn: they were closed then, or when this one began.
+    open_ = [(p, r) for p, r in find(stored.agent_state) if _closable(r) and r.ended in (None, stored.step)]
+    for group in _groups(run.cp, open_):
         path, r = group[0]
         hook = _hooks[r.kind].close
         assert hook is not None
         what = "closed"
         try:
-            yield from flow.call(hook, hook.arguments((replace(r, closed=False),), {}), None, None)
+            yield from flow.call(hook, hook.arguments((replace(r, ended=None),), {}), None, None)
         except CallFailed as error:
-            what = f"not closed: {error.type}"
+            what = f"not closed: {error.type.rpartition('.')[2]}"
         except RefusedType:
             pass  # what it returned cannot be stored, and nobody wants it
         told += [(path, r.kind, what) for path, r in group]

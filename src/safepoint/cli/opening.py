@@ -36,7 +36,7 @@ class PlainCheckpointer(Checkpointer):
         """
         states.check_row(task, row)
         try:
-            tree = chunks.unpack_plain(row.root, row.refs, objects)
+            tree = chunks.unpack_plain(row.root, row.refs, objects, spare=states.SPARE)
             missing = {"messages", "agent_state", "metadata", "step", "turns", "finished"} - tree.keys()
             if missing:
                 raise Damaged("its state has no " + ", ".join(sorted(missing)), "", "Look at an earlier checkpoint.")

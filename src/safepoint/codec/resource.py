@@ -24,13 +24,14 @@ class Resource:
         kind: What it is, as in ``safepoint.resource(kind, …)``: text like an id.
         value: What it takes to use it again; any value that can be stored. Never printed.
         expires_at: When it stops being of use, aware; None if nobody knows.
-        closed: Set when the task has ended and its close hook was, or is still to be, called: not to be used any more.
+        ended: Set by the library when the task, or a turn of it, ends: how many steps it had done. The close hook was, or is
+            still to be, called, and the resource is not to be used any more.
     """
 
     kind: str
     value: Any
     expires_at: datetime | None = None
-    closed: bool = field(default=False, kw_only=True)
+    ended: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         check_id(self.kind, "Resource(kind=)")
@@ -47,13 +48,17 @@ class Resource:
     def expired(self) -> bool:
         return self.expires_at is not None and self.expires_at <= now()
 
+    @property
+    def closed(self) -> bool:
+        return self.ended is not None
+
     def __repr__(self) -> str:
-        return _text(self.kind, self.expires_at, self.closed)
+        return _text(self.kind, self.expires_at, self.ended)
 
 
-def _text(kind: Any, expires: object, closed: Any) -> str:
+def _text(kind: Any, expires: object, ended: object) -> str:
     until = "" if expires is None else f" expires {expires}"
-    return f"<Resource {kind}{until}{' closed' if closed is True else ''}>"
+    return f"<Resource {kind}{until}{'' if ended is None else ' closed'}>"
 
 
 GLOBAL.add(Resource, name=_NAME)
@@ -83,4 +88,4 @@ def _shown(parts: Any) -> str:
     expires = parts.get("expires_at")
     # A common time is one text; one in a named zone comes in parts: text without zone, zone, fold.
     given = expires.value if type(expires) is Tagged else expires.get("value") if type(expires) is dict else expires
-    return _text(parts.get("kind"), " ".join(map(str, given[:2])) if type(given) is list else given, parts.get("closed"))
+    return _text(parts.get("kind"), " ".join(map(str, given[:2])) if type(given) is list else given, parts.get("ended"))
