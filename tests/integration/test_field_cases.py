@@ -81,6 +81,8 @@ def test_field_case_04_a_run_tells_what_is_not_saved_yet(cp):
 
 @pytest.mark.scaled
 def test_field_case_12_storage_grows_with_what_is_new(cp):
+    if not cp.store.chunked:
+        pytest.skip("chunked is False")
     cp.retention = Retention.keep_all()
     state = State("t")
     total, at = 0, {}
@@ -123,6 +125,8 @@ def sum_of_bytes(cp):
 
 @pytest.mark.scaled
 def test_field_case_14a_an_unchanged_state_costs_next_to_nothing(cp):
+    if not cp.store.chunked:
+        pytest.skip("chunked is False")
     cp.retention = Retention.keep_all()
     state = State(
         "t", messages=[{"role": "user", "content": f"{i}" * 500} for i in range(2000)], agent_state={"big": "y" * 10**6}
@@ -583,6 +587,7 @@ def test_field_case_50_versions_not_clocks_decide(cp, monkeypatch, steps):
     monkeypatch.setattr(time, "time", lambda: tick() / 1e9)
     moment = datetime(2026, 1, 1, tzinfo=UTC)
     monkeypatch.setattr("safepoint.checkpointer.now", lambda: moment)
+    cp.retention = Retention.keep_all()
     state = State("t")
     stale: dict[str, Any] = {}
     for i in range(100):

@@ -308,6 +308,7 @@ def test_update_tries_again_when_the_branch_moved(cp):
 
 
 def test_update_from_many_threads_loses_nothing(cp):
+    cp.retention = Retention.keep_all()
     made(cp, agent_state={"n": 0})
 
     def work():
