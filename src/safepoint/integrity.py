@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from safepoint.codec import chunks
-from safepoint.errors import Damaged, NotFound, SafepointError, Unavailable
-from safepoint.model import Obj, check_id
-from safepoint.rows import Lost
-from safepoint.rules.verifying import Audit, BranchReport, Damage, Note, Verification
+from safepoint.errors import Damaged, NotFound, SafepointError, Unavailable, UsageError
+from safepoint.model import Obj, check_id, now, to_us
+from safepoint.rows import Aside, Lost
+from safepoint.rules.mending import FellBack, Mended, mend
+from safepoint.rules.verifying import Audit, BranchReport, Damage, Note, Verification, spans
 from safepoint.stores.base import Store
+from safepoint.stores.url import open_store
 
-__all__ = ["IntegrityVerbs", "Progress", "audit_task"]
+__all__ = ["IntegrityVerbs", "Progress", "Repair", "audit_task"]
 
 Progress = Callable[[int, int], Any]
 """Told now and then: bytes read so far, tasks done so far."""
@@ -78,6 +81,201 @@ class IntegrityVerbs:
             notes=tuple(total.notes),
             branches=tuple(total.branches),
         )
+
+    def repair(
+        self,
+        task_id: str | None = None,
+        *,
+        into: str | Store | None = None,
+        in_place: bool = False,
+        progress: Progress | None = None,
+    ) -> Repair:
+        """Make a store without the damage of this one: what is whole stays as it is, the rest is set aside, never deleted.
+
+        Writes into a new store, ``into`` or one beside this (``agent.db.repaired``), and leaves this one untouched. With
+        ``in_place`` it makes a copy first and then moves what is damaged to a quarantine of the store (SQLite: the table
+        ``sp_quarantine``). A branch whose head is lost goes on from the newest whole checkpoint, on a new branch, as automatic
+        recovery would. Where records of calls are lost, the current branch stands under a guard: a write that may have been
+        made is shown to a person, and not made again.
+
+        Args:
+            task_id: Only this one.
+            into: An empty store, or its URL.
+
+        Raises:
+            NotFound: no such task. LeaseHeld: a live run holds it (in place only). Conflict: it has changed meanwhile.
+            UsageError: ``into`` is not empty; or damage that cannot be repaired in place. NewerFormat: a newer safepoint must.
+        """
+        if in_place and into is not None:
+            raise UsageError("repair takes into= or in_place=, not both", "", "Choose one of them.")
+        if in_place:
+            return self._repair_in_place(task_id, progress)
+        target, own = self._target(into)
+        try:
+            repaired = Repair(url=target.url, in_place=False, backup=None)
+            for name in self._names(task_id, repaired):
+                _repair_into(self.store, target, name, repaired, progress)
+            if task_id is None:
+                repaired.left_behind += [
+                    str(lost.what) + (f" ({lost.where})" if lost.where else "")
+                    for lost in self.store.strays()
+                    if lost.kind == "stray"
+                ]
+            return repaired
+        finally:
+            if own:
+                target.close()
+
+    def _names(self, task_id: str | None, repaired: Repair) -> Iterator[str]:
+        if task_id is not None:
+            yield check_id(task_id)
+            return
+        for name in self.store.walk_tasks():
+            if isinstance(name, Lost):
+                repaired.left_behind.append(f"{name.what} ({name.where})")
+            else:
+                yield name
+
+    def _target(self, into: str | Store | None) -> tuple[Store, bool]:
+        if into is None:
+            into = self.store.beside(".repaired")
+            if into is None:
+                raise UsageError(
+                    f"there is no place beside {self.store.url}", "", 'Name an empty store: into="sqlite:///repaired.db".'
+                )
+        own = not isinstance(into, Store)
+        target = open_store(into)
+        if target.tasks(limit=1):
+            url = target.url
+            if own:
+                target.close()
+            raise UsageError(f"{url} is not empty", "a repair begins with an empty store", "Name another one.", url=url)
+        return target, own
+
+    def _repair_in_place(self, task_id: str | None, progress: Progress | None) -> Repair:
+        store = self.store
+        broken = next(store.structure(), None)
+        if broken is not None and broken.where != "sp_tasks":
+            raise UsageError(
+                f"{store.url} cannot be repaired in place",
+                f"its structure is damaged: {broken.why}",
+                "Repair it into another store.",
+                url=store.url,
+            )
+        repaired = Repair(url=store.url, in_place=True, backup=None)
+        for name in self._names(task_id, repaired):
+            audit = audit_task(store, name, True, _ticker(progress))
+            if not audit.parts:
+                raise self._no_task(name)
+            repaired.tasks += 1
+            if not audit.damages:
+                continue
+            unread = next((d for d in audit.damages if d.kind == "task" or (d.key is None and "counts" not in d.why)), None)
+            if unread is not None:
+                raise UsageError(
+                    f"task {name!r} cannot be repaired in place",
+                    f"{unread.what} cannot be read: {unread.why}",
+                    "Repair it into another store.",
+                    task=name,
+                )
+            if repaired.backup is None:
+                repaired.backup = _backup(store)
+            mended = mend(audit, lambda name=name: store.walk(name), to_us(now()))  # type: ignore[misc]
+            gone = [Aside(d.kind, d.key, d.why) for d in audit.damages if d.key is not None]
+            gone += [
+                Aside("checkpoint", seq, "objects that it needs are lost")
+                for seq in mended.checkpoints
+                if seq not in audit.bad_checkpoints
+            ]
+            gone += [Aside("call", no, "its values are lost") for no in mended.calls if no not in audit.bad_calls]
+            bare = [call for call in mended.image.calls if call.no in set(mended.bare_calls)]
+            repaired.set_aside += store.set_aside(mended.image, gone, mended.put, bare)
+            repaired.take(audit, mended)
+        if task_id is None:
+            if repaired.backup is None and any(lost.kind == "stray" for lost in store.strays()):
+                repaired.backup = _backup(store)
+            repaired.set_aside += store.set_strays_aside()
+        return repaired
+
+
+@dataclass(slots=True)
+class Repair:
+    """What a repair has done."""
+
+    url: str
+    """Of the repaired store."""
+    in_place: bool
+    backup: str | None
+    """Of the copy that was made before an in-place repair; None if there was nothing to repair."""
+    tasks: int = 0
+    checkpoints: int = 0
+    """Whole ones, which the repaired store has."""
+    damages: list[Damage] = field(default_factory=list)
+    """Of the tasks that were repaired, as verify names them."""
+    fell_back: list[FellBack] = field(default_factory=list)
+    lost_checkpoints: dict[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    """By task: runs of numbers, as far as these are known."""
+    lost_calls: dict[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    bare_calls: dict[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    """Kept as calls that were made, while their arguments and results are lost."""
+    lost_pauses: dict[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    left_behind: list[str] = field(default_factory=list)
+    """What belongs to no task that is known, and is in the old store only."""
+    set_aside: int = 0
+    """Rows and objects that an in-place repair has moved to the quarantine."""
+
+    def take(self, audit: Audit, mended: Mended) -> None:
+        task = audit.task
+        self.damages += audit.damages
+        self.fell_back += mended.fell_back
+        for name, numbers in (
+            ("lost_checkpoints", mended.checkpoints),
+            ("lost_calls", mended.calls),
+            ("bare_calls", mended.bare_calls),
+            ("lost_pauses", mended.pauses),
+        ):
+            if numbers.runs:
+                getattr(self, name)[task] = numbers.frozen()
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.url}: {self.tasks} tasks, {len(self.damages)} damages" + (f"; before: {self.backup}" if self.backup else "")
+        ]
+        lines += [f"  {fell}" for fell in self.fell_back]
+        for name in ("lost_checkpoints", "lost_calls", "bare_calls", "lost_pauses"):
+            what = name.replace("_", " ").replace("bare calls", "calls without their values")
+            lines += [f"  {task}: {what} {spans(runs)}" for task, runs in getattr(self, name).items()]
+        lines += [f"  left behind: {text}" for text in self.left_behind]
+        return "\n".join(lines)
+
+
+def _repair_into(store: Store, target: Store, task: str, repaired: Repair, progress: Progress | None) -> None:
+    audit = audit_task(store, task, True, _ticker(progress))
+    if not audit.parts:
+        raise NotFound(f"task {task!r} does not exist", "", "See `safepoint ls`.", task=task)
+    mended = mend(audit, lambda: store.walk(task), to_us(now()))
+    target.write_task(mended.image)
+    repaired.tasks += 1
+    repaired.checkpoints += len(mended.image.checkpoints)
+    repaired.take(audit, mended)
+
+
+def _ticker(progress: Progress | None) -> Callable[[int], None]:
+    return (lambda more: None) if progress is None else (lambda more: progress(more, 0) and None)
+
+
+def _backup(store: Store) -> str | None:
+    """A copy beside the store, under the first free name; None for a store that nothing can lie beside."""
+    for n in range(1, 1000):
+        suffix = f".before-repair-{n}"
+        if store.beside(suffix) is None:
+            return None
+        try:
+            return store.backup(suffix)
+        except UsageError as error:
+            if "path" not in error.details:
+                raise
+    raise UsageError(f"there are too many copies beside {store.url}", "", "Remove some of them.")
 
 
 class _Total:
@@ -160,8 +358,11 @@ def _still(store: Store, audit: Audit, damage: Damage) -> bool:
         if damage.kind == "branch":
             space, name = damage.key
             at = next((b.head for b in store.branches(audit.task, space) if b.name == name), None)
-            found = None if at is None else store.read(audit.task, space=space, seq=at.seq)
-            return at is not None and (found is None or found[0].id != at.id)
+            if at is None:
+                # Gone with its task, or never there: its checkpoints tell.
+                return bool(store.headers(audit.task, space=space, branch=name, limit=1))
+            found = store.read(audit.task, space=space, seq=at.seq)
+            return found is None or found[0].id != at.id
         asked, calls = _newest(damage.checkpoints), _newest(damage.calls)
         if not asked and not calls:
             return True

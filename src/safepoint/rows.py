@@ -375,6 +375,16 @@ class Lost(msgspec.Struct, frozen=True):
     """Of an object."""
 
 
+class Aside(msgspec.Struct, frozen=True):
+    """A row or object that repair takes out of the way."""
+
+    kind: str
+    """``checkpoint``, ``call``, ``pause``, ``object`` or ``branch``."""
+    key: Any
+    """Its number; an object's name; space and name of a branch."""
+    why: str
+
+
 Part = TaskRow | Numbers | BranchRow | CheckpointRow | CallRow | PauseRow | Obj | Lost
 """What ``Store.walk`` gives of a task."""
 

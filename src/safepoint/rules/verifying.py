@@ -180,6 +180,7 @@ class Audit:
         self.bad_pauses: set[int] = set()
         self._heads: dict[int, list[_Head]] = {}
         self._branches: list[_Head] = []
+        self._made_on: set[tuple[str, str]] = set()
         self._roots: set[bytes] = set()
         self._refs: dict[bytes, bytes] = {}
         self._sizes: dict[bytes, int] | None = None
@@ -235,6 +236,8 @@ class Audit:
     def _checkpoint(self, row: CheckpointRow) -> None:
         self.checkpoints += 1
         self.bytes += len(row.root) + len(row.refs)
+        if row.kind != "failure":
+            self._made_on.add((row.space, row.branch))
         for head in self._heads.get(row.seq, ()):
             head.found = (row.id, row.space, row.branch) == (head.branch.head.id, head.branch.space, head.branch.name)
         try:
@@ -311,7 +314,7 @@ class Audit:
             self.bad_objects[name] = self._damaged("object", name, _object_name(name), "it is missing")
         self._spread()
         self._looked_again = bool(
-            branches or self.damages or self.bad_checkpoints or not all(head.found for head in self._branches)
+            branches or self.damages or self.bad_checkpoints or self._unnamed() or not all(h.found for h in self._branches)
         )
         return self._looked_again
 
@@ -335,6 +338,24 @@ class Audit:
             self.notes.append(Note(self.task, f"{idle} objects that nothing reaches: the next clean-up takes them"))
         self._roots = set()
         return sorted(missing)
+
+    def reach(self, roots: Iterable[bytes]) -> set[bytes]:
+        """Names of all objects that these reach."""
+        found = set(roots)
+        todo = list(found)
+        while todo:
+            for child in _names(self._refs.get(todo.pop(), b"")):
+                if child not in found:
+                    found.add(child)
+                    todo.append(child)
+        return found
+
+    @property
+    def lost_calls(self) -> bool:
+        """Whether rows of calls are gone, or say nothing that can be relied on."""
+        return any(damage.kind == "call" for damage in self.damages) or any(
+            damage.kind == "task" and self.row is None for damage in self.damages
+        )
 
     def _spread(self) -> None:
         """Which objects cannot be read for the sake of which damaged ones."""
@@ -421,6 +442,22 @@ class Audit:
             if still(damage):
                 self.damages.append(damage)
                 head.good = False
+        for space, name in self._unnamed():
+            place = self.place("branch", (space, name))
+            damage = Damage(
+                self.task,
+                f"branch {name!r}",
+                place,
+                "checkpoints were made on it, and it is not there",
+                "branch",
+                key=(space, name),
+            )
+            if still(damage):
+                self.damages.append(damage)
+
+    def _unnamed(self) -> list[tuple[str, str]]:
+        """Branches that checkpoints name and that were not among the branches."""
+        return sorted(self._made_on - {(h.branch.space, h.branch.name) for h in self._branches})
 
     def branches(self) -> list[BranchReport]:
         current = None if self.row is None else self.row.branch

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 from safepoint.errors import Damaged, NewerFormat, Unavailable, UsageError
 from safepoint.model import Finding, Obj
 from safepoint.rows import (
+    Aside,
     BranchRow,
     CallRow,
     CheckpointRow,
@@ -264,6 +265,29 @@ class Store(ABC):
         """
         return ""
 
+    def beside(self, suffix: str) -> str | None:
+        """The URL of a store of the same kind whose name is this one's with a suffix; None where there is no such thing."""
+        return None
+
+    def backup(self, suffix: str) -> str:
+        """Copy all that is stored to ``beside(suffix)``, damage included, and return its URL."""
+        raise _not_in_place(self)
+
+    def set_aside(self, image: Image, gone: Iterable[Aside], put: Iterable[CheckpointRow], bare: Iterable[CallRow]) -> int:
+        """Mend a task in place, in one step: move what is ``gone`` out of the way, to where it is kept and not read; write the
+        checkpoints ``put`` and the calls ``bare``; and take branches, current branch and counts from ``image``.
+
+        Returns:
+            How many rows and objects were set aside.
+        Raises:
+            LeaseHeld: a live run holds the task. Conflict: it has changed since ``image`` was made.
+        """
+        raise _not_in_place(self)
+
+    def set_strays_aside(self) -> int:
+        """Move what belongs to no task out of the way, likewise."""
+        return 0
+
     def structure(self) -> Iterator[Lost]:
         """What the store finds wrong with its own files, pages and counts, apart from what single rows hold."""
         return iter(())
@@ -284,3 +308,9 @@ class Store(ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}>"
+
+
+def _not_in_place(store: Store) -> UsageError:
+    return UsageError(
+        f"{type(store).__name__} cannot be repaired in place", "", "Repair into another store: into=URL.", url=store.url
+    )

@@ -29,10 +29,7 @@ from safepoint.rows import (
     Grant,
     Guard,
     Head,
-    Image,
     LeaseRow,
-    Numbers,
-    Part,
     PauseRow,
     Pruned,
     TaskPatch,
@@ -41,8 +38,9 @@ from safepoint.rows import (
 )
 from safepoint.rules import retention
 from safepoint.stores import holder as people
-from safepoint.stores import refusals, whole
+from safepoint.stores import refusals
 from safepoint.stores.base import Store
+from safepoint.stores.memory_whole import Whole
 from safepoint.stores.sound import unreadable
 
 __all__ = ["MemoryStore"]
@@ -78,6 +76,7 @@ class _Data:
         self.live: set[int] = set()
         """Ids of the leases whose holders have neither released nor abandoned them."""
         self.lease_id = 0
+        self.quarantine: list[Any] = []
         self.fence = 0
         """The highest that a deleted task had."""
         _all.add(self)
@@ -88,7 +87,7 @@ _named: weakref.WeakValueDictionary[str, _Data] = weakref.WeakValueDictionary()
 _named_lock = threading.RLock()
 
 
-class MemoryStore(Store):
+class MemoryStore(Whole, Store):
     """Everything is gone when the store is closed; with a name, when its last handle in this process is.
 
     A forked child goes on with a copy of its own, in which the parent's runs hold nothing.
@@ -122,6 +121,15 @@ class MemoryStore(Store):
         data = self._data
         with data.lock:
             yield data, data.tasks.get(task)
+
+    def _begun(self, row: TaskRow) -> _Task:
+        return _Task(row)
+
+    def _refuse(self, data: _Data, task: _Task) -> None:
+        _refuse_if_held(data, task)
+
+    def _shown(self, task: _Task) -> TaskRow:
+        return _task_row(task)
 
     # -- writing
 
@@ -336,37 +344,6 @@ class MemoryStore(Store):
             del data.tasks[task]
             return True
 
-    # -- a task as a whole
-
-    def walk(self, task: str) -> Iterator[Part]:
-        with self._locked(task) as (_data, found):
-            if found is None:
-                return
-            parts: list[Part] = [Numbers(found.seq, found.no, found.pause_no, found.line, found.position), _task_row(found)]
-            parts += [branch for _, branch in sorted(found.branches.items())]
-            numbered: tuple[dict[Any, Any], ...] = (found.checkpoints, found.calls, found.pauses, found.objects)
-            parts += [rows[key] for rows in numbered for key in sorted(rows)]
-        yield from parts
-
-    def write_task(self, image: Image) -> bool:
-        image = whole.sealed(image)
-        row, last = image.row, image.numbers
-        new = _Task(replace(row, head=None, step=0, in_doubt=0, open_pauses=0, checkpoints=0))
-        new.seq, new.no, new.pause_no, new.line, new.position = last.seq, last.call, last.pause, last.line, last.position
-        new.branches = {(b.space, b.name): b for b in image.branches}
-        new.checkpoints = {c.seq: c for c in image.checkpoints}
-        new.ids = {(c.space, c.id): c.seq for c in image.checkpoints}
-        new.calls = {c.no: c for c in image.calls}
-        new.pauses = {p.no: p for p in image.pauses}
-        new.objects = {o.name: o for o in image.objects}
-        with self._locked(row.task) as (data, there):
-            if there is None:
-                data.tasks[row.task] = new
-                return True
-            if _facts(there) != _facts(new):
-                raise whole.another(row.task)
-            return False
-
     # -- the store itself
 
     def check(self) -> list[Finding]:
@@ -516,10 +493,6 @@ def _needed(data: _Data, task: _Task) -> set[int]:
     heads = [retention.At(b.line, task.checkpoints[b.head.seq].step) for b in task.branches.values()]
     live = task.lease.fence if task.lease is not None and _held(data, task) else None
     return kept | retention.stood_on(heads, task.calls.values(), task.pauses.values(), live)
-
-
-def _facts(task: _Task) -> whole.Facts:
-    return whole.facts(task.checkpoints.values(), task.calls.values(), task.pauses.values(), task.branches.values())
 
 
 def _row_bytes(row: Any) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from safepoint.errors import Conflict, LeaseLost, NotFound, UsageError
 from safepoint.rows import Commit, Committed, Guard, Head
 
-__all__ = ["changed", "existing", "gone", "lost", "moved", "no_row", "no_task", "not_at_head"]
+__all__ = ["changed", "existing", "gone", "lost", "moved", "no_row", "no_task", "not_at_head", "stale"]
 
 
 def existing(commit: Commit, head: Head | None, seq: int, branch: str, parent_seq: int | None, digest: bytes) -> Committed:
@@ -87,3 +87,7 @@ def lost(task: str, guard: Guard, fence: int | None) -> LeaseLost:
     return LeaseLost(
         f"the hold of task {task!r} with fence {guard.fence} is over", now, "Resume the task; nothing was written.", task=task
     )
+
+
+def stale(task: str) -> Conflict:
+    return Conflict(f"task {task!r} has changed while it was looked at", "", "Repair it again; nothing was changed.", task=task)

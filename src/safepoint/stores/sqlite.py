@@ -25,6 +25,7 @@ from safepoint.stores.oslock import Claim, LockFile
 from safepoint.stores.sqlite_db import CommitFailed, Connection, Database, sql, translate
 from safepoint.stores.sqlite_guard import tool_may
 from safepoint.stores.sqlite_leases import Leases, now, patch_task
+from safepoint.stores.sqlite_mend import Mends
 from safepoint.stores.sqlite_read import Reads
 from safepoint.stores.sqlite_rows import CALL, CHECKPOINT, PAUSE, PUT_CALL, PUT_CHECKPOINT, PUT_PAUSE, key, sealed, values
 from safepoint.stores.sqlite_schema import branch_sum
@@ -83,7 +84,7 @@ class _Landed(Exception):
         self.committed = committed
 
 
-class SQLiteStore(Leases, Reads, Removals, Whole, Store):
+class SQLiteStore(Leases, Reads, Removals, Whole, Mends, Store):
     """A store in the SQLite file ``path``; its lease locks are in ``path-locks``.
 
     Nothing else in the same process may open the file, by whatever means: closing it would drop SQLite's locks, and saves

@@ -467,7 +467,7 @@ def _sound(cls: Any, names: tuple[str, ...], found: tuple[Any, ...]) -> bool:
 
 # -- strays
 
-_OWNED = {
+OWNED = {
     "sp_inputs": "task",
     "sp_checkpoints": "k",
     "sp_branches": "task",
@@ -482,7 +482,7 @@ _OWNED = {
 
 @cache
 def _tables() -> frozenset[str]:
-    return frozenset({"sp_meta", "sp_tasks", "sp_stages", "sp_quarantine", *_OWNED})
+    return frozenset({"sp_meta", "sp_tasks", "sp_stages", "sp_quarantine", *OWNED})
 
 
 def strays(db: Database) -> list[Lost]:
@@ -496,7 +496,7 @@ def strays(db: Database) -> list[Lost]:
         return [Lost("the list of tables", "sqlite_schema", error.why)]
     known = _tables()
     found = [Lost(f"table {name!r}", name, "it is no table of a store", kind="table") for name in tables if name not in known]
-    for name, owner in _OWNED.items():
+    for name, owner in OWNED.items():
         found += _ownerless(db, name, owner)
     return found
 
