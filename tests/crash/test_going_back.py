@@ -1,0 +1,128 @@
+"""Kill -9 in the commit that falls back, rewinds, forks or starts fresh: the old current branch, or the new one whole; nothing
+between. And whatever came of it, the agent is then run to its end without a write being made twice. Invariants 2 and 5."""
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+import safepoint
+from tests.crash.test_kill_points import BRANCH_POINTS, nth_hits
+from tests.support import going_back
+from tests.support.children import Server
+from tests.support.effects import Effects, World
+from tests.support.paths import ROOT
+from tests.support.scale import SOAK, scale
+
+HOWS = ("fallback", "fresh", "at", "rewind", "block", "fork", "branch")
+
+
+def points_of(kind: str) -> list[str]:
+    """All named points that the store of this kind passes in a commit or a lease, and those around."""
+    found = set(BRANCH_POINTS)
+    for path in (ROOT / "src" / "safepoint" / "stores").glob(f"{kind}*.py"):
+        found |= set(re.findall(r'\bat\("([a-z._]+)"\)', path.read_text()))
+    return sorted(found)
+
+
+@pytest.fixture(scope="session")
+def made(server: Server, effects: Effects, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Counter[str]]:
+    """How often each point is passed, by kind of store and way to go back."""
+    found = {}
+    for kind in ("sqlite", "file"):
+        for how in HOWS:
+            url = url_of(kind, tmp_path_factory.mktemp("count"))
+            world = effects.world()
+            prepare(server, url, "t", world, how)
+            found[kind, how] = server.run(going_back.go_back, url, "t", world, how)
+    return found
+
+
+def url_of(kind: str, folder: Path) -> str:
+    return f"sqlite:///{folder}/agent.db" if kind == "sqlite" else f"file:///{folder}/agent"
+
+
+def prepare(server: Server, url: str, task: str, world: World, how: str) -> None:
+    server.run(going_back.begin, url, task, world)
+    if how == "branch":
+        server.run(going_back.go_back, url, task, world, "fork")
+    if how == "fallback":
+        damage(url, task, [4, 3])
+    if how == "fresh":
+        damage(url, task, [1, 2, 3, 4])
+
+
+def damage(url: str, task: str, seqs: list[int]) -> None:
+    """A byte more in what is stored of these checkpoints."""
+    if url.startswith("sqlite"):
+        db = apsw.Connection(url.removeprefix("sqlite:///"))
+        for seq in seqs:
+            db.execute("UPDATE sp_checkpoints SET root = CAST(root || x'00' AS BLOB) WHERE seq = ? AND task ="
+                       " (SELECT n FROM sp_tasks WHERE task = ?)", (seq, task))  # fmt: skip
+        db.close()
+        return
+    for seq in seqs:
+        (path,) = [p for p in Path(url.removeprefix("file:///")).rglob(f"{seq}.json") if f"/{task}/" in str(p)]
+        path.write_text(path.read_text().replace('"go"', '"gone"', 1))
+
+
+def branches(url: str, task: str) -> tuple[str, dict[str, tuple[int, int]]]:
+    """The current branch, and of each its head and how many checkpoints it has."""
+    with safepoint.open(url) as cp:
+        return cp.status(task).branch, {b.name: (b.seq, b.kept) for b in cp.branches(task)}
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("kind", ["sqlite", "file"])
+@pytest.mark.parametrize("how", HOWS)
+def test_killed_while_going_back(
+    kind: str, how: str, server: Server, effects: Effects, made: dict[Any, Counter[str]], tmp_path: Path
+) -> None:
+    url, hits = url_of(kind, tmp_path), made[kind, how]
+    points = [p for p in points_of(kind) if hits[p]]
+    assert how == "branch" or set(BRANCH_POINTS) <= set(points)
+    tries = [(p, n) for p in points for n in nth_hits(hits[p], scale(1, 3))[: scale(1, 3)]]
+    if not SOAK:  # all around the commit, and a few of the others
+        tries = [t for i, t in enumerate(tries) if t[0] in BRANCH_POINTS or "commit" in t[0] or i % 4 == 0]
+    for i, (point, nth) in enumerate(tries):
+        world, task = effects.world(), f"t{i}"
+        prepare(server, url, task, world, how)
+        current, before = branches(url, task)
+        child = server.start(going_back.go_back, url, task, world, how, point, nth)
+        child.told()
+        assert child.was_killed, (point, nth)
+        after_current, after = branches(url, task)
+        where = (point, nth, before, after)
+        new = {name: at for name, at in after.items() if name not in before}
+        assert {name: after[name] for name in before} == before, where
+        if how == "fork":
+            assert after_current == current, where
+            assert [n for _, n in new.values()] in ([], [1]), where
+        elif how == "branch":
+            assert not new, where
+            assert after_current in ("main", "main~1"), where
+        else:
+            assert after_current == (next(iter(new)) if new else current), where
+            assert [n for _, n in new.values()] in ([], [1]), where
+        check_end(server, url, task, world, how)
+        world.forget()
+
+
+def check_end(server: Server, url: str, task: str, world: World, how: str) -> None:
+    options: dict[str, Any] = {"fresh_start": True} if how == "fresh" else {}
+    for _ in range(going_back.STEPS + 1):
+        outcome = server.run(going_back.finish, url, task, world, **options)
+        if outcome["status"] == "finished":
+            break
+        done = world.done()
+        with safepoint.open(url) as cp:
+            for no, _, key in outcome["pending"]:  # a person looks whether it was made
+                cp.resolve(task, no, safepoint.Done("by hand") if done.get(key) else safepoint.NotDone())
+    else:
+        raise AssertionError("never finished")
+    assert set(world.done().values()) == {1}
+    assert len(world.done()) == going_back.STEPS
+    assert [m["n"] for m in outcome["messages"] if "n" in m] == list(range(going_back.STEPS))
