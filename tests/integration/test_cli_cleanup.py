@@ -61,7 +61,7 @@ def test_a_rehearsal_is_a_table_with_reasons(run):
 
 def test_a_long_rehearsal_is_shortened_where_lines_are_alike(run, db):
     with safepoint.open(db, retention=safepoint.Retention.keep_all()) as cp:
-        state = cp.load_latest("a")
+        state = cp.load_latest("a") or pytest.fail("it is gone")
         for _ in range(100):
             cp.save(state)
     _, out, _ = run("cleanup", "a", "--keep-latest", "2", "--dry-run")

@@ -97,6 +97,30 @@ def beside(db: str, task: str, seconds: float) -> None:
         tell("waited", longest, saves)
 
 
+def small_cleaner(url: str, task: str, point: str = "", nth: int = 0) -> Any:
+    """Clean a short task up, and die at a point."""
+    hits: Counter[str] = Counter()
+    with open_checkpointer(url, retention=Retention.keep_all()) as cp:
+        agents.kill_at(point, nth) if point else agents.count_points(hits)
+        cp.cleanup(task, keep_latest=2)
+        _probe.hook = None
+        return hits
+
+
+def big_saver(url: str, task: str, size: int, point: str = "", nth: int = 0) -> Any:
+    """Save a state of eight large parts, and die at a point."""
+    hits: Counter[str] = Counter()
+    with open_checkpointer(url, retention=Retention.keep_all()) as cp:
+        state = cp.load_latest(task) or State(task)
+        state.step += 1
+        state.agent_state = {f"part {i}": f"{state.step}.{i} " * (size // 8 // 5) for i in range(8)}
+        agents.kill_at(point, nth) if point else agents.count_points(hits)
+        head = cp.save(state)
+        _probe.hook = None
+        tell("saved", head.seq)
+        return hits
+
+
 WORDS = [f"word {i} " * 40 for i in range(40)]
 
 

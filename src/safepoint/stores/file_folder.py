@@ -20,8 +20,10 @@ from typing import Any
 
 from safepoint import _probe
 from safepoint.errors import Damaged, SafepointError, StoreFull, Unavailable, UsageError
+from safepoint.rows import replace
 from safepoint.stores import filenames
 from safepoint.stores.file_journal import Book, begin, closed
+from safepoint.stores.file_rows import checksum, from_document, parse
 from safepoint.stores.fileops import FileOps, translate
 from safepoint.stores.oslock import LockFile
 
@@ -241,6 +243,8 @@ class Folders:
                 place, kept = (st.st_dev, st.st_ino), self.kept.get(name)
                 if kept is not None and kept.place == place:
                     if kept.writing or (kept.end, kept.stamp) == (st.st_size, st.st_mtime_ns):
+                        if writer:
+                            self._leftovers(folder, kept.book)
                         return kept
                     if kept.end == kept.size < st.st_size and not kept.book.gaps and kept.ended:
                         try:
@@ -249,11 +253,16 @@ class Folders:
                             pass  # it is another journal by now, or this one was changed: read all of it
                         else:
                             kept.stamp = st.st_mtime_ns
+                            if writer:
+                                self._leftovers(folder, kept.book)
                             return kept
                 # Until all of it was read, nothing is known: an interrupt must not leave half of it.
                 self.kept.pop(name, None)
                 fresh = Kept(Book.of(task), place, 0, 0, st.st_mtime_ns)
                 self._grow(fresh, ops.read_all(fd), acked, whole=True)
+            if fresh.book.gaps:
+                self._rescue(folder, fresh.book)
+                fresh.book.leap()
             if writer:
                 self._leftovers(folder, fresh.book)
             self.kept[name] = fresh
@@ -281,11 +290,11 @@ class Folders:
                         return
                     if not whole:
                         raise
-                    book.skip(stripped, error.what)
+                    book.skip(i + 1, ", ".join(filter(None, (error.what, error.why))))
             at = after
         kept.size, kept.ended = at, ended
         if whole and book.lines <= book.rows:
-            book.skip(b"", "lines are missing at its end")
+            book.skip(len(lines) + 1, "lines are missing")
 
     def _acked(self, folder: int) -> tuple[str, int] | None:
         try:
@@ -296,6 +305,41 @@ class Folders:
         except (ValueError, UnicodeDecodeError):
             return None
 
+    def _rescue(self, folder: int, book: Book) -> None:
+        """Take in the documents that only damaged lines told of: they say themselves what they are."""
+        ops = self.ops
+        swept = set(book.swept)
+        for name in ops.list(folder):
+            if name.startswith(".") or not ops.is_folder(name, folder):
+                continue
+            with ops.opened(ops.child(name, folder)) as outer:
+                if name != filenames.SPACES:
+                    self._rescue_from(outer, book, swept)
+                    continue
+                for space in ops.list(outer):
+                    if ops.is_folder(space, outer):
+                        with ops.opened(ops.child(space, outer)) as inner:
+                            for branch in ops.list(inner):
+                                if ops.is_folder(branch, inner):
+                                    with ops.opened(ops.child(branch, inner)) as fd:
+                                        self._rescue_from(fd, book, swept)
+
+    def _rescue_from(self, branch: int, book: Book, swept: set[tuple[str, str, int]]) -> None:
+        task = book.row.task
+        for name in self.ops.list(branch):
+            seq = filenames.seq_of(name)
+            if seq is None or seq in book.checkpoints:
+                continue
+            try:
+                row = from_document(task, parse(self.get(name, branch)))
+                row.check(task, "")
+            except (SafepointError, OSError):
+                continue
+            if row.seq == seq and (row.space, row.branch, seq) not in swept:
+                book.checkpoints[seq] = replace(row, root=b"")
+                book.sums[seq] = checksum(row.root)
+                book.ids.setdefault((row.space, row.id), seq)
+
     def _leftovers(self, folder: int, book: Book) -> None:
         """Delete the documents that a removal had given up before it was killed."""
         for space, branch, seq in book.swept:
@@ -304,6 +348,7 @@ class Folders:
                     self.ops.unlink(filenames.document(seq), fd)
             except FileNotFoundError:
                 pass
+        book.swept = []  # here only, that they are not looked for at each write
 
     def begin(self, root: int, task: str, now: int) -> tuple[int, Kept]:
         """The folder of a new task, with a journal that says nothing yet; or of one that was begun so far before."""
