@@ -12,7 +12,7 @@ from safepoint import _probe
 from safepoint.codec import chunks, states, values
 from safepoint.errors import Conflict, Damaged, Unavailable
 from safepoint.model import Obj, new_id
-from safepoint.portable import Packer, flat_of, misfit
+from safepoint.portable import Packer, flat_digest, flat_of, misfit
 from safepoint.rows import (
     BranchRow,
     CallRow,
@@ -33,6 +33,8 @@ __all__ = ["Taken", "content_of", "follows", "put", "repacked", "size_of", "take
 
 TRIES = 100
 """How often a task is read that changes while it is read."""
+PATIENT = 5
+"""After so many times no quiet moment is waited for any more."""
 
 
 @dataclass(slots=True)
@@ -71,8 +73,9 @@ class _Parts:
 def take(store: Store, task: str, *, skip_damaged: bool = False) -> Taken | None:
     """All of a task as of one moment, every row and object checked; None if there is no such task.
 
-    A walk is not one moment: it is repeated, without the objects, until two of them tell the same. Objects are called by what they
-    hold, so those of an earlier walk are as good; one that came in between is read with the row that reaches it.
+    A walk is not one moment: it is repeated, without the objects, until two of them tell the same, or cut back to the moment at
+    which it began. Objects are called by what they hold, so those of an earlier walk are as good; one that came in between is
+    read with the row that reaches it.
 
     Raises:
         Damaged: some of it is. With ``skip_damaged`` checkpoints are left out, and bodies of calls whose rows are sound; but never
@@ -85,9 +88,15 @@ def take(store: Store, task: str, *, skip_damaged: bool = False) -> Taken | None
     for attempt in range(TRIES):
         again = _rows(store, task)
         if again.key() == parts.key():
+            _fetch(store, task, parts, objects)
             break
         parts = again
-        time.sleep(min(0.001 * attempt, 0.05))
+        if attempt >= PATIENT:
+            cut = _cut(parts)
+            if cut is not None and _fetch(store, task, cut, objects):
+                parts = cut
+                break
+        time.sleep(min(0.001 * attempt, 0.02))
     else:
         raise Unavailable(
             f"task {task!r} changed {TRIES} times while it was read", "a run is busy with it", "Try it again later.", task=task
@@ -96,7 +105,6 @@ def take(store: Store, task: str, *, skip_damaged: bool = False) -> Taken | None
         if parts.lost:
             raise _damaged(task, [f"{p.what}: {p.why} ({p.where})" for p in parts.lost])
         return None
-    _fetch(store, task, parts, objects)
     return _checked(task, parts, objects, [*parts.lost, *lost], skip_damaged)
 
 
@@ -133,29 +141,59 @@ def _kind(lost: Lost) -> str:
     return lost.kind or lost.what.partition(" ")[0]
 
 
-def _fetch(store: Store, task: str, parts: _Parts, objects: dict[bytes, Obj]) -> None:
-    """Objects that came to be after the walk that read the others."""
+def _cut(parts: _Parts) -> _Parts | None:
+    """What was there when the walk began, of a task that never stands still; None if some of it has been deleted since.
+
+    A walk begins with the last numbers that were given out and the heads. What has a later number came later, and is left out; what
+    has changed since is as it is now: that a call has come to its end is worth knowing.
+    """
+    numbers = parts.numbers
+    heads = {(b.space, b.name): b.head.seq for b in parts.branches}
+    kept = _Parts()
+    kept.row, kept.numbers, kept.branches, kept.lost = parts.row, numbers, parts.branches, parts.lost
+    for c in parts.checkpoints:
+        head = heads.get((c.space, c.branch))
+        if head is not None and (c.seq <= head or (c.kind == "failure" and c.seq <= numbers.seq)):
+            kept.checkpoints.append(c)
+    steps = {c.seq: c.step for c in kept.checkpoints}
+    if not steps.keys() >= set(heads.values()):
+        return None
+    done: dict[int, int] = {}  # by line: how far every branch on it has got
+    for b in parts.branches:
+        done[b.line] = min(done.get(b.line, steps[b.head.seq]), steps[b.head.seq])
+    kept.calls = [c for c in parts.calls if c.began <= numbers.position or c.step < done.get(c.line, 0)]
+    kept.pauses = [p for p in parts.pauses if p.no <= numbers.pause]
+    return kept
+
+
+def _fetch(store: Store, task: str, parts: _Parts, objects: dict[bytes, Obj]) -> bool:
+    """Get objects that came to be after the walk that read the others; whether all are there now."""
+    whole = True
+    sound: dict[bytes, str] = {}
     for row in parts.checkpoints:
-        if _missing(row.refs, objects):
+        if _missing(row.refs, objects, sound):
             try:
                 found = store.read(task, space=row.space, seq=row.seq)
             except Damaged:
-                continue
+                found = None
             objects |= found[1] if found is not None else {}
-    nos = [c.no for c in parts.calls if _missing(c.args_refs + c.result_refs, objects)]
-    if nos:
+            whole &= found is not None and not _missing(row.refs, objects, sound)
+    missing = [c for c in parts.calls if _missing(c.args_refs + c.result_refs, objects, sound)]
+    if missing:
         try:
-            objects |= store.calls(task, nos=nos)[1]
+            objects |= store.calls(task, nos=[c.no for c in missing])[1]
         except Damaged:
             pass  # told by who checks
+        whole &= not any(_missing(c.args_refs + c.result_refs, objects, sound) for c in missing)
+    return whole
 
 
 def _names(refs: bytes) -> Iterator[bytes]:
     return (refs[i : i + 16] for i in range(0, len(refs), 16))
 
 
-def _missing(refs: bytes, objects: dict[bytes, Obj]) -> bool:
-    return any(True for _ in _unsound(refs, objects, {}))
+def _missing(refs: bytes, objects: dict[bytes, Obj], known: dict[bytes, str]) -> bool:
+    return next(_unsound(refs, objects, known), None) is not None
 
 
 def _unsound(refs: bytes, objects: dict[bytes, Obj], known: dict[bytes, str]) -> Iterator[str]:
@@ -324,6 +362,13 @@ def content_of(image: Image, *, plain: bool) -> dict[tuple[str, int], bytes]:
     for i, branch in enumerate(sorted(image.branches, key=lambda b: (b.space, b.name))):
         found["branch", i] = repr(branch).encode()
     return found
+
+
+def heads_of(image: Image) -> dict[int, bytes]:
+    """Digests of the states at the heads, the same for every layout."""
+    objects = {obj.name: obj for obj in image.objects}
+    heads = {branch.head.seq for branch in image.branches}
+    return {row.seq: flat_digest(row, objects) for row in image.checkpoints if row.seq in heads}
 
 
 def _seal(row: Any, *bodies: bytes, **without: Any) -> bytes:

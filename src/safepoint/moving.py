@@ -238,10 +238,9 @@ class MovingVerbs:
         except Conflict as error:
             error.remedy = "Give it another name: import_(…, task_id=…)."
             raise
-        found = imaging.content_of(now, plain=True)
-        if any(found.get(("checkpoint", n)) is None for n in content.flats):
+        if imaging.heads_of(now) != {n: content.flats[n] for n in imaging.heads_of(image)}:
             raise Damaged(
-                f"task {image.row.task!r} is not as it was imported", "checkpoints are missing", "", task=image.row.task
+                f"task {image.row.task!r} is not as it was imported", "what was read back differs", "", task=image.row.task
             )
         head = next((b.head.seq for b in now.branches if (b.space, b.name) == ("", now.row.branch)), None)
         log.info("imported %s: %s, %d checkpoints", image.row.task, content.what, len(image.checkpoints))

@@ -320,12 +320,13 @@ def _records(image: Image, what: str, seq: int | None, version: str) -> Iterator
         yield {"branch": {**_record(branch, _BRANCH), "head": _record(branch.head, _HEAD)}}
     objects = {obj.name: obj for obj in image.objects}
     before: Any = None
+    texts: dict[int, list[bytes]] = {}
     for row in image.checkpoints:
         tree, flat = flat_of(row.root, row.refs, objects)
         state = to_json(tree)
         record = {**_record(row, _CHECKPOINT), "digest": chunks.root_digest(flat, b"").hex()}
         if before is not None:
-            patch = compare("", "", before, state).patch()
+            patch = compare("", "", before, state, texts).patch()
             if len(_line(patch)) < len(flat) // 2:
                 record["patch"] = patch
         if "patch" not in record:
@@ -378,6 +379,7 @@ class _Reading:
         self.head: dict[str, Any] = {}
         self.numbers = Numbers()
         self.state: Any = None
+        self.read: dict[int, tuple[Any, Any]] = {}
         self.rows: dict[str, list[Any]] = {kind: [] for kind in _ORDER}
         self.flats: dict[int, bytes] = {}
         self.step = 0
@@ -470,7 +472,7 @@ class _Reading:
             self.state = apply(self.state, record["patch"])
         else:
             self.state = record["state"]
-        tree = from_json(self.state)
+        tree = self.tree(self.state)
         if type(tree) is not dict or not tree.keys() >= set(PARTS):
             raise Damaged("a state is not whole", "it has not all of its parts")
         flat = values.encode_tree(tree, depth=chunks.DEPTH)
@@ -480,6 +482,17 @@ class _Reading:
         self.flats[columns["seq"]] = whole
         root, refs, digest = self.packer.state(tree, flat)
         return CheckpointRow(root=root, refs=refs, digest=digest, **columns)
+
+    def tree(self, state: Any) -> Any:
+        """The state as a plain tree. A message that stood in the one before is not read again: a patch leaves it the same object."""
+        if type(state) is not dict or type(state.get("messages")) is not list or any(key[:1] == "$" for key in state):
+            return from_json(state)
+        before, self.read = self.read, {}
+        for item in state["messages"]:
+            known = before.get(id(item)) or self.read.get(id(item))
+            self.read[id(item)] = known if known is not None and known[0] is item else (item, from_json(item))
+        messages = [self.read[id(item)][1] for item in state["messages"]]
+        return {key: messages if key == "messages" else from_json(part) for key, part in state.items()}
 
     def _call(self, record: Any) -> CallRow:
         columns = _fields(record, _CALL, "arguments", "result")
