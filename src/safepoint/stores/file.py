@@ -87,8 +87,6 @@ class FileStore(FileLeases, Whole, Store):
         with f.root() as root, f.lock(name, task):
             with f.mutex:
                 book = f.book(root, task, writer=True)
-                if book is not None and book.gaps:
-                    raise gapped(task, book)
                 if book is not None and new is not None and (seq := book.ids.get((new.space, commit.id))) is not None:
                     there = book.checkpoints[seq]
                     head = book.head(new.space, new.branch)
@@ -206,7 +204,7 @@ class FileStore(FileLeases, Whole, Store):
         elif seq is not None:
             found = seq if seq in book.checkpoints else None
         else:
-            if book.gaps:  # any of them may have moved the head
+            if not book.is_certain(space, branch):
                 raise gapped(task, book)
             at = book.branches.get((space, book.row.branch if branch is None else branch))
             return None if at is None else at.head.seq
@@ -316,7 +314,7 @@ class FileStore(FileLeases, Whole, Store):
                     if kept is None or not kept.book.exists:
                         return Pruned((), 0, 0, 0)
                     if kept.book.gaps:
-                        raise gapped(task, kept.book)
+                        return Pruned((), 0, 0, 0)  # nobody knows what is still needed
                     book = kept.book
                 needed = book.needed(self._live_fence(root, task))
                 gone = [r for s, r in sorted(book.checkpoints.items()) if s in wanted and r.space == space and s not in needed]
@@ -368,8 +366,6 @@ class FileStore(FileLeases, Whole, Store):
                     kept = f.journal(root, task, writer=True)
                     if kept is None or not kept.book.exists:
                         return False
-                    if kept.book.gaps:
-                        raise gapped(task, kept.book)
                 row = kept.book.checkpoints.get(seq)
                 if row is None or row.space != space:
                     return False

@@ -261,6 +261,7 @@ class Folders:
                 fresh = Kept(Book.of(task), place, 0, 0, st.st_mtime_ns)
                 self._grow(fresh, ops.read_all(fd), acked, whole=True)
             if fresh.book.gaps:
+                fresh.book.exists = True  # whatever the first line said
                 self._rescue(folder, fresh.book)
                 fresh.book.leap()
             if writer:

@@ -1,7 +1,7 @@
 """The journal of a task in the file store: lines of JSON, and what they add up to.
 
-A line is one atomic commit. It ends in a checksum over itself and over the line before it, so that a line that was changed, left
-out or moved is found, and a new line never begins but at a line feed of ours: JSON as it is written here has none inside.
+A line is one atomic commit. It names the line before it and ends in a checksum over itself, so that a line that was changed, left
+out or moved is found; and lines end at line feeds alone, of which JSON as it is written here has none inside.
 The first line says whose journal it is and how many lines after it hold one row each, as they stood when it was last written anew;
 all further lines are commits.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -49,29 +49,23 @@ class Gap:
 
 
 def closed(body: dict[str, Any], before: str) -> tuple[bytes, str]:
-    """A line with its line feed, and its sum, which the next one needs."""
-    text = _encode(body)
-    sum = checksum(before.encode() + text)
+    """A line with its line feed, and its sum, which the next one names. ``before`` is the sum of the one before it."""
+    text = _encode({"n": body["n"], "prev": before[:16], **body})
+    sum = checksum(text)
     return b'%s,"sum":"%s"}\n' % (text[:-1], sum.encode()), sum
 
 
-def opened(line: bytes, before: str | None) -> tuple[dict[str, Any], str]:
-    """The content of a line and its sum. Raises Damaged; with ``before`` also if another line stood before it."""
+def opened(line: bytes) -> tuple[dict[str, Any], str]:
+    """The content of a line and its sum. Raises Damaged."""
     body, sum = line[:-TAIL] + b"}", line[-TAIL:]
-    if len(line) <= TAIL or not (sum.startswith(b',"sum":"') and sum.endswith(b'"}')):
-        raise Damaged("it is no whole line", "")
-    text = sum[8:-2].decode("latin-1")
-    if before is not None and checksum(before.encode() + body) != text:
-        raise Damaged("it is not as it was written", "or the line before it is not")
+    if len(line) <= TAIL or sum != b',"sum":"%s"}' % checksum(body).encode():
+        raise Damaged("it is not as it was written", "")
     try:
-        found = _decode(body)
+        return cast(dict[str, Any], _decode(body)), sum[8:-2].decode()
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
         raise Damaged("it is no JSON", str(error)) from error
     except RecursionError:
         raise Damaged("it is no JSON of ours", "it nests too deep") from None
-    if type(found) is not dict:
-        raise Damaged("it is no line of a journal", "")
-    return found, text
 
 
 @dataclass(slots=True)
@@ -95,9 +89,14 @@ class Book:
     swept: list[tuple[str, str, int]] = field(default_factory=list)
     """Documents that the last removal was to delete: space, branch, seq."""
     gaps: list[Gap] = field(default_factory=list)
+    certain: dict[tuple[str, str] | None, int] = field(default_factory=dict)
+    """How many lines were damaged before the last one that moved a branch, or (under None) chose the current one: what is said
+    of it is true if none was since."""
     exists: bool = False
     lines: int = 0
+    """The number of the next line."""
     sum: str = ""
+    """Of the last line; '' if that is damaged."""
     name: str = ""
     """Of this journal; drawn anew each time it is written anew."""
     rows: int = 0
@@ -115,11 +114,14 @@ class Book:
 
     def understood(self, line: bytes) -> Callable[[], None]:
         """What takes in the next line, and cannot fail. Raises Damaged if the line cannot be read."""
-        body, sum = opened(line, self.sum)
-        if body.get("n") != self.lines:
+        body, sum = opened(line)
+        torn = bool(self.gaps) and not self.sum
+        if type(body) is not dict or (not torn and (body.get("n") != self.lines or body.get("prev") != self.sum[:16])):
             raise Damaged("it is not the next line", "one before it is missing")
+        if type(number := body.get("n")) is not int or number < self.lines:
+            raise Damaged("it is not the next line", "it has come before")
         try:
-            if self.lines == 0:
+            if number == 0:
                 take = self._first(body)
             elif "at" in body:
                 take = self._commit(body)
@@ -130,21 +132,30 @@ class Book:
 
         def taken() -> None:
             take()
-            self.lines += 1
+            self.lines = number + 1
             self.sum = sum
 
         return taken
 
-    def skip(self, line: bytes, why: str) -> None:
+    def skip(self, line: int, why: str) -> None:
         """Go on after a line that cannot be read: what it said is lost, and is known to be."""
-        self.gaps.append(Gap(self.lines + 1, why))
-        self.lines += 1
-        try:
-            body, sum = opened(line, None)
-            self.sum = sum
-            self.lines = max(self.lines, int(body.get("n", 0)) + 1)
-        except (Damaged, ValueError, TypeError):
-            self.sum = line[-TAIL:][8:-2].decode("latin-1") if line.endswith(b'"}') else ""
+        self.gaps.append(Gap(line, why))
+        self.sum = ""
+
+    def leap(self) -> None:
+        """After a damaged last line, give out no number that it may have given."""
+        if self.gaps and not self.sum:
+            n, far = self.numbers, 1000
+            seq = max([n.seq, *self.checkpoints]) + len(self.gaps)
+            self.numbers = Numbers(seq, n.call + far, n.pause + far, n.line + far, n.position + far)
+            self.lines += 1
+
+    def is_certain(self, space: str, branch: str | None) -> bool:
+        """Whether no damaged line may have moved a branch (None: or have made another one the current one)."""
+        if not self.gaps:
+            return True
+        keys = [None, (space, self.row.branch)] if branch is None else [(space, branch)]
+        return all(self.certain.get(key, -1) == len(self.gaps) for key in keys)
 
     def _first(self, body: dict[str, Any]) -> Callable[[], None]:
         if body["safepoint"] > LAYOUT:
@@ -164,6 +175,7 @@ class Book:
         def take() -> None:
             self.row, self.numbers, self.last, self.swept = row, numbers, last, swept
             self.name, self.rows, self.fence, self.exists = name, rows, fence, exists
+            self.certain[None] = 0
 
         return take
 
@@ -174,7 +186,12 @@ class Book:
         if "branch" in body:
             b = body["branch"]
             branch = BranchRow(b["space"], b["name"], Head(*b["head"]), b["line"], b["forked_from"])
-            return lambda: self.branches.update({(branch.space, branch.name): branch})
+
+            def put() -> None:
+                self.branches[branch.space, branch.name] = branch
+                self.certain[branch.space, branch.name] = len(self.gaps)
+
+            return put
         if "call" in body:
             call = read_row(CallRow, body["call"])
             return lambda: self.calls.update({call.no: call})
@@ -201,6 +218,7 @@ class Book:
                 self._put(new, state_sum)
                 if moves:
                     key, head = (new.space, new.branch), Head(new.seq, new.id)
+                    self.certain[key] = len(self.gaps)
                     at = self.branches.get(key)
                     if at is None:
                         self.branches[key] = BranchRow(*key, head, line, new.parent_seq)
@@ -210,6 +228,8 @@ class Book:
                 self.checkpoints[pin[0]] = replace(self.checkpoints[pin[0]], pinned=pin[1])
             self.calls.update((call.no, call) for call in calls)
             self.pauses.update((pause.no, pause) for pause in pauses)
+            if row.branch != self.row.branch or not self.exists:
+                self.certain[None] = len(self.gaps)
             self.row, self.numbers = row, numbers
             self.fence = max(self.fence, fence)
             if "id" in body:
@@ -378,7 +398,7 @@ def rewritten(book: Book, swept: Iterable[tuple[str, str, int]]) -> Iterator[byt
         first["swept"] = gone
     sum = ""
     for n, body in enumerate([first, *rows]):
-        line, sum = closed({"n": n, **body}, sum)
+        line, sum = closed(body | {"n": n}, sum)
         yield line
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator
+from typing import Any
 
 from safepoint.errors import Damaged, NewerFormat, SafepointError
 from safepoint.model import check_id
@@ -39,7 +40,7 @@ class Whole:
         try:
             with ops.opened(ops.child(name, root)) as folder:
                 line = self._f.get(filenames.JOURNAL, folder).partition(b"\n")[0]
-            id = opened(line.rstrip(b"\r"), None)[0].get("task")
+            id = opened(line.rstrip(b"\r"))[0].get("task")
         except (OSError, Damaged):
             return None
         return id if isinstance(id, str) and filenames.encode(id) == name else None
@@ -92,7 +93,7 @@ class Whole:
                     pauses = [row for _, row in sorted(book.pauses.items())]
                     gaps, numbers, row_of_task = list(book.gaps), book.numbers, book.task_row()
             except (Damaged, NewerFormat) as error:
-                yield Lost("rows", filenames.encode(task), f"{error.what}: {error.why}")
+                yield Lost("task", filenames.encode(task), f"{error.what}: {error.why}", "task")
                 return
         yield numbers
         yield row_of_task
@@ -113,12 +114,12 @@ class Whole:
                 found = file_rows.parse(self._bytes_of(root, task, row))
             read = file_rows.from_document(task, found)
             if replace(read, root=b"", pinned=row.pinned) != row or file_rows.checksum(read.root) != sum:
-                return Lost(f"checkpoint {row.seq}", place, "its header is not what the journal says")
+                return _lost(row, place, "its header is not what the journal says")
             return replace(read, pinned=row.pinned)
         except FileNotFoundError:
-            return Lost(f"checkpoint {row.seq}", place, "it is missing")
+            return _lost(row, place, "it is missing")
         except SafepointError as error:
-            return Lost(f"checkpoint {row.seq}", place, ", ".join(filter(None, (error.what, error.why))))
+            return _lost(row, place, ", ".join(filter(None, (error.what, error.why))))
 
     def write_task(self, image: Image) -> bool:
         f, task = self._f, check_id(image.row.task)
@@ -159,6 +160,18 @@ class Whole:
                     claim.free()
         return True
 
+    def place(self, task: str, kind: str, key: Any) -> str:
+        if kind == "checkpoint":
+            with self._f.root() as root, self._f.mutex:
+                book = self._f.book(root, task)
+                row = None if book is None else book.checkpoints.get(key)
+            if row is not None:
+                return self._f.place(task, row.space, row.branch, row.seq)
+        return "" if kind == "object" else f"{filenames.encode(task)}/{filenames.JOURNAL}"
+
+    def beside(self, suffix: str) -> str | None:
+        return f"file:///{self._f.path}{suffix}"
+
     # -- what belongs to no task
 
     def strays(self) -> list[Lost]:
@@ -169,7 +182,7 @@ class Whole:
                 if name in known:
                     found += self._strays_of(root, name)
                 elif not name.startswith("."):
-                    found.append(Lost("a stray file", name, "it is no task"))
+                    found.append(Lost("a stray file", name, "it is no task", "stray"))
         return found
 
     def _strays_of(self, root: int, name: str) -> list[Lost]:
@@ -189,7 +202,7 @@ class Whole:
             base = os.path.basename(place)
             if place not in told and not base.startswith("."):
                 why = "no line of the journal tells of it"
-                found.append(Lost("a stray file", place, why if filenames.seq_of(base) else "it is no document"))
+                found.append(Lost("a stray file", place, why if filenames.seq_of(base) else "it is no document", "stray"))
         return found
 
 
@@ -202,6 +215,10 @@ def _files(f: Folders, fd: int, name: str, prefix: str = "") -> Iterator[str]:
                 yield from _files(f, folder, inner, f"{place}/")
             else:
                 yield f"{place}/{inner}"
+
+
+def _lost(row: CheckpointRow, place: str, why: str) -> Lost:
+    return Lost(f"checkpoint {row.seq}", place, why, "checkpoint", row.seq, row.seq)
 
 
 def _book_of(image: Image) -> Book:
