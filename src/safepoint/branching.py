@@ -188,16 +188,16 @@ class BranchVerbs:
         recovering.check_journal(journal)
         if seq is not None:
             check_number("rewind", "seq", seq)
-        before = self.store.task(check_id(task_id))
-        if before is None:
-            raise self._no_task(task_id)
         if branch is not None:
             check_id(branch, "branch")
+        older = recovering.taken_as_it_is(cp, check_id(task_id), seq) if seq is not None else None
+        before = self.store.task(task_id)
+        if before is None:
+            raise self._no_task(task_id)
         # Held while it looks and commits: nobody comes to a step meanwhile that it does not know of.
         grant = self.store.acquire(task_id, holder.describe())
         status = None
         try:
-            older = recovering.taken_as_it_is(cp, task_id)
             row = self.store.task(task_id)
             assert row is not None
             if branch is not None:

@@ -6,7 +6,7 @@ Shared by runs, by the verbs and by ``plan``; what is decided lies in ``rules.re
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,20 @@ from safepoint.errors import (
     UsageError,
 )
 from safepoint.model import Obj, State, a_type, new_id, now, to_us
-from safepoint.rows import BranchRow, CallRow, CheckpointRow, Commit, Committed, Guard, Head, Lost, TaskPatch, TaskRow, replace
+from safepoint.rows import (
+    BranchRow,
+    CallRow,
+    CheckpointRow,
+    Commit,
+    Committed,
+    Guard,
+    Head,
+    Lost,
+    Part,
+    TaskPatch,
+    TaskRow,
+    replace,
+)
 from safepoint.rules import health, recovery
 from safepoint.rules.health import Check
 from safepoint.rules.recovery import Course, Verdict
@@ -85,8 +98,9 @@ def survey(cp: Checkpointer, row: TaskRow) -> Survey:
     task = row.task
     found = Survey(task, row)
     calls: list[CallRow] = []
-    walk = cp.store.walk(task)
+    walk: Iterator[Part] = iter(())
     try:
+        walk = cp.store.walk(task)
         for part in walk:
             match part:
                 case Obj():
@@ -98,10 +112,9 @@ def survey(cp: Checkpointer, row: TaskRow) -> Survey:
                 case CallRow():
                     calls.append(part)
                 case Lost():
-                    found.lost_calls |= part.kind in ("call", "")
+                    found.lost_calls |= part.kind == "call" or (not part.kind and part.what.startswith(("call", "rows")))
     except NotImplementedError:
         found.branches = cp.store.branches(task)
-        found.rows = cp.store.headers(task)
         try:
             calls = cp.store.calls(task, bodies=False)[0]
         except Damaged as error:
@@ -112,6 +125,9 @@ def survey(cp: Checkpointer, row: TaskRow) -> Survey:
         close = getattr(walk, "close", None)
         if close is not None:
             close()
+    with suppress(Damaged):  # a header may be known where the state below it is lost
+        known = {r.seq for r in found.rows}
+        found.rows += [r for r in cp.store.headers(task) if r.seq not in known]
     found.rows.sort(key=lambda r: -r.seq)
     found.whole = [r for r in found.rows if is_whole(task, r)]
     found.calls = [c for c in calls if is_whole(task, c)]
@@ -324,13 +340,14 @@ def course_from(
     left_guard: int | None,
     own_guard: int,
     left: str | None = None,
-    older: bool = False,
+    older: int | None = None,
 ) -> Course:
     """Line and guard for leaving a branch (the current one by default) for ``chosen``.
 
     Args:
         left_guard: What the left head stands under; None if it cannot be read.
         own_guard: What the chosen checkpoint stands under.
+        older: How many checkpoints the store had acknowledged and does not have any more; None if it is not older than it was.
     """
     course = recovery.course(
         found.whole,
@@ -468,15 +485,20 @@ def no_branch(task: str, name: str) -> NotFound:
     return NotFound(f"task {task!r} has no branch {name!r}", "", "See cp.branches, or `safepoint branches`.", task=task)
 
 
-def taken_as_it_is(cp: Checkpointer, task: str) -> bool:
-    """A person has chosen a checkpoint: if the store refuses the task as older than it was, it is now taken as it stands."""
+def taken_as_it_is(cp: Checkpointer, task: str, seq: int) -> int | None:
+    """A person has chosen a checkpoint: if the store refuses the task as older than what it acknowledged, it is now taken as it
+    stands. Returns how many checkpoints are missing then, None if the task is not older."""
     try:
+        cp.store.task(task)
         cp.store.read(task)
     except Damaged as error:
         if error.details.get("rolled_back"):
+            if cp.store.read(task, seq=seq) is None:
+                raise
             cp.store.accept(task)
-            return True
-    return False
+            log.warning("task %s is older than what was acknowledged, and was taken as it stands: %s", task, error.why)
+            return max(0, int(error.details.get("acknowledged") or 0) - int(error.details.get("known") or 0))
+    return None
 
 
 def check_journal(value: object) -> str:

@@ -104,6 +104,7 @@ class Restoring(Ending):
     """Part of a run."""
 
     _wish: Wish
+    _older: int | None
     _prepare: Prepare | None
     _steps: dict[int, list[CallRow]]
     _pauses: list[PauseRow]
@@ -163,15 +164,14 @@ class Restoring(Ending):
 
     def _choose(self) -> _Start:
         cp, task, wish = self.cp, self.task_id, self._wish
-        older = wish.at is not None and recovering.taken_as_it_is(cp, task)
         row = cp.store.task(task)
         assert row is not None  # acquired
         if wish.branch is not None and wish.branch != row.branch:
             row = self._switched(row, wish.branch)
         if wish.at is not None:
             head = row.head
-            if head is None or head.seq != wish.at or older:
-                return self._start_at(row, wish.at, older)
+            if head is None or head.seq != wish.at or self._older is not None:
+                return self._start_at(row, wish.at)
             return self._start_head(row, self._or_raise(row, recovering.look(cp, task, None, ())))
         if wish.recover == "auto":
             choice = recovering.choose(cp, row, wish.checks, wish.requires)
@@ -251,14 +251,14 @@ class Restoring(Ending):
         assert after is not None
         return after
 
-    def _start_at(self, row: TaskRow, seq: int, older: bool) -> _Start:
+    def _start_at(self, row: TaskRow, seq: int) -> _Start:
         cp = self.cp
         chosen = recovering.body(cp, self.task_id, seq)
         state = cp.load(self.task_id, seq=seq)
         found = recovering.survey(cp, row)
         left = recovering.guard_of_head(cp, self.task_id)
         course = recovering.course_from(
-            found, chosen, journal="inherit", left_guard=left, own_guard=state._base.control.guard, older=older
+            found, chosen, journal="inherit", left_guard=left, own_guard=state._base.control.guard, older=self._older
         )
         return self._branched(found, chosen, state, course, "at", "manual", ())
 

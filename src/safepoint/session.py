@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from safepoint import resources
+from safepoint import recovering, resources
 from safepoint._probe import at
 from safepoint.calling import Validate
 from safepoint.codec import states, values
@@ -55,6 +55,7 @@ class RunBase(Restoring):
         **recovery: Any,
     ) -> None:
         self._wish = Wish.of(cp, recover=recover, **recovery)
+        self._older: int | None = None
         self.cp = cp
         self.task_id = new_id() if task_id is None else check_id(task_id)
         self.context: dict[str, Any] = {}
@@ -133,6 +134,8 @@ class RunBase(Restoring):
         deadline = time.monotonic() + self._wait
 
         def take() -> None:
+            if self._wish.at is not None and self._older is None:
+                self._older = recovering.taken_as_it_is(self.cp, self.task_id, self._wish.at)
             # Kept at once: a cancellation may come between the store's answer and ours.
             self._grant = self.cp.store.acquire(self.task_id, holder.describe(), steal=self._steal)
 
@@ -321,7 +324,7 @@ class RunBase(Restoring):
                 control.turns.append(["", None, "open", None, 0])
             control.turns[-1][2:4] = ["finished", self._finish[0]]
             status = "finished"
-        given_up = [] if self._finish is None else resources.give_up(state.agent_state)
+        given_up = [] if self._finish is None else resources.give_up(state.agent_state, state.step + 1)
         if self._mark is not None:
             kind, label = "milestone", label or self._mark
         moved = {**self._moved, **self._moves()}

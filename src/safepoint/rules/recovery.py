@@ -158,6 +158,12 @@ def reach(
     return max(steps, default=-1) + 1 + lost
 
 
+def stride(rows: Sequence[CheckpointRow]) -> int:
+    """The most steps that lie between two checkpoints of a branch: 1 where each is saved."""
+    steps = {r.seq: r.step for r in rows}
+    return max([1, *(r.step - steps[r.parent_seq] for r in rows if r.parent_seq in steps)])
+
+
 @dataclass(frozen=True, slots=True)
 class Course:
     """How a new branch goes on with the journal."""
@@ -181,7 +187,7 @@ def course(
     left_guard: int | None,
     lost_calls: bool,
     torn: Sequence[CheckpointRow] = (),
-    older: bool = False,
+    older: int | None = None,
 ) -> Course:
     """The line and the guard of a branch that leaves ``left`` for ``chosen``.
 
@@ -191,7 +197,7 @@ def course(
         left_guard: The one that the left head stands under; None if that head cannot be read.
         lost_calls: Some rows of calls are damaged or known to be lost.
         torn: Checkpoints whose seal is broken.
-        older: The store is known to be older than what it acknowledged.
+        older: So many checkpoints were acknowledged and are not there any more; None if the store is not older than it was.
     """
     if journal == "fresh":
         return Course(None, 0)
@@ -201,7 +207,7 @@ def course(
         return Course(None, reach(rows, branches, calls, lines), "the journal of the branch that was left is blocked")
     line = home.line if home is not None else 1
     why = ""
-    if older:
+    if older is not None:
         why = "the store is older than what it acknowledged, and what was done since is on no record"
     elif lost_calls:
         why = "records of calls are damaged or lost"
@@ -212,6 +218,8 @@ def course(
     elif left_guard is None and left.name != chosen.branch:
         why = "what was left cannot be read, and may have stood under a guard"
     mine = reach(rows, branches, calls, lines) if why else 0
+    if older is not None:
+        mine += (older + 1) * stride(rows)  # steps that were done and are on no record at all
     kept = left_guard or 0
     return Course(line, max(mine, kept), why or ("a guard of the branch that was left is kept" if kept else ""))
 
