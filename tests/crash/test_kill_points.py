@@ -59,6 +59,8 @@ SWEEP_POINTS = ("sweep.marked", "sweep.objects", "sweep.rows")
 MIGRATE_POINTS = ("migrate.after", "migrate.before", "migrate.step")
 # Of the commit that goes back: see test_going_back.py.
 BRANCH_POINTS = ("branch.after", "branch.before")
+# Of copies, imports and exports: see test_moving_kills.py.
+MOVING_POINTS = ("copy.deleted", "copy.replacing", "copy.task", "export.written", "import.read")
 ROUNDS, SIZE = 4, 1_600_000
 
 
@@ -68,7 +70,7 @@ def test_the_lists_name_every_point() -> None:
         if path.parent.name == "stores" and not path.name.startswith("sqlite"):
             continue  # another store's points have another file of tests
         found |= set(re.findall(r'\bat\("([a-z.]+)"\)', path.read_text()))
-    assert found == {*AGENT_POINTS, *SAVER_POINTS, *SWEEP_POINTS, *MIGRATE_POINTS, *BRANCH_POINTS}
+    assert found == {*AGENT_POINTS, *SAVER_POINTS, *SWEEP_POINTS, *MIGRATE_POINTS, *BRANCH_POINTS, *MOVING_POINTS}
     assert len(found) >= 12
 
 

@@ -13,7 +13,7 @@ from safepoint.model import new_id
 from safepoint.rows import Commit, Head, replace
 from safepoint.stores.memory import MemoryStore
 
-__all__ = ["Flat", "copying", "exporting", "facts", "fill", "importing", "rich"]
+__all__ = ["Flat", "copying", "exporting", "facts", "fill", "fill_url", "importing", "rich"]
 
 
 class Flat(MemoryStore):
@@ -46,7 +46,7 @@ def refused(to: str) -> str:
     raise DidNotHappen("the box is full")
 
 
-def rich(cp: Any, task: str, *, steps: int = 12) -> None:
+def rich(cp: Any, task: str, *, steps: int = 7) -> None:
     """A task with steps, replies, a failed call, one in doubt, an answered and an open pause, pins, labels, a branch, a failure."""
 
     def step(run: Any) -> None:
@@ -87,11 +87,11 @@ def fill(cp: Any) -> None:
     """A store of several tasks."""
     rich(cp, "rich")
     state = State("kept")
-    for i in range(40):
+    for i in range(10):
         state.step = i
         state.messages.append({"role": "user", "content": f"message {i} " + "m" * (i * 7)})
         cp.save(state, label=f"label {i}")
-    for name in ("../../x", "a/b", "日本語", "-dash", "x" * 512, "CON", "C:x", "two\nlines"):
+    for name in ("../../x", "a/b", "日本語", "x" * 512, "CON"):
         cp.save(State(name, messages=[{"role": "user", "content": name}], metadata={"file": "../../x", "name": name}))
 
     def failing(run: Any) -> None:
@@ -157,3 +157,8 @@ def exporting(source: str, task: str, file: str, point: str = "", nth: int = 1) 
     _kill_at(point, nth)
     with safepoint.open(source) as cp:
         return cp.export(task, file).bytes
+
+
+def fill_url(url: str) -> None:
+    with safepoint.open(url) as cp:
+        fill(cp)

@@ -1,0 +1,127 @@
+"""Copies, imports and exports that are killed: the target has whole tasks only, and doing it again finishes the work."""
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import safepoint
+from tests.support import moved
+from tests.support.children import Server
+from tests.support.moved import facts
+from tests.support.scale import scale
+
+COPY_POINTS = ("copy.task", "write_task.staged", "write_task.before", "write_task.after")
+REPLACE_POINTS = ("copy.replacing", "copy.deleted", "write_task.before", "write_task.after")
+IMPORT_POINTS = ("import.read", "write_task.staged", "write_task.before", "write_task.after")
+
+
+@pytest.fixture(scope="module")
+def source(server: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
+    url = f"sqlite:///{tmp_path_factory.mktemp('moved')}/source.db"
+    server.run(moved.fill_url, url)
+    return url
+
+
+@pytest.fixture(scope="module")
+def wanted(source: str) -> dict[str, Any]:
+    with safepoint.open(source) as cp:
+        return {t.task_id: facts(cp, t.task_id) for t in cp.tasks()}
+
+
+def check_whole(url: str, wanted: dict[str, Any]) -> set[str]:
+    """Every task that is there is whole; which they are."""
+    with safepoint.open(url) as cp:
+        found = {t.task_id for t in cp.tasks()}
+        for task in found:
+            assert facts(cp, task) == wanted[task]
+        return found
+
+
+@pytest.mark.parametrize("to", ["sqlite", "file"])
+@pytest.mark.parametrize("point", COPY_POINTS)
+def test_a_copy_killed_at_each_point(
+    server: Server, source: str, wanted: dict[str, Any], tmp_path: Path, point: str, to: str
+) -> None:
+    target = f"{to}:///{tmp_path}/target"
+    nth = 0
+    killed = 0
+    while True:
+        nth += 1
+        child = server.start(moved.copying, source, target, point, nth)
+        if child.wait() != -signal.SIGKILL:
+            assert child.result() == len(wanted)
+            break
+        killed += 1
+        check_whole(target, wanted)
+        assert killed < 50
+    assert to == "file" or killed, "the point was never passed"
+    assert check_whole(target, wanted) == set(wanted)
+
+
+@pytest.mark.parametrize("point", REPLACE_POINTS)
+def test_a_copy_that_follows_its_original_killed(server: Server, source: str, tmp_path: Path, point: str) -> None:
+    one, two = f"sqlite:///{tmp_path}/one.db", f"sqlite:///{tmp_path}/two.db"
+    server.run(moved.copying, source, one)
+    server.run(moved.copying, one, two)
+    with safepoint.open(two) as cp:
+        before = facts(cp, "kept")
+    with safepoint.open(one) as cp:
+        state = cp.load_latest("kept")
+        assert state is not None
+        state.messages.append("more")
+        cp.save(state)
+        after = facts(cp, "kept")
+    child = server.start(moved.copying, one, two, point)
+    assert child.wait() == -signal.SIGKILL
+    with safepoint.open(two) as cp:
+        if cp.store.task("kept") is not None:
+            assert facts(cp, "kept") in (before, after)
+        else:
+            assert point != "copy.replacing", "absent only between the old and the new"
+    server.run(moved.copying, one, two)
+    with safepoint.open(two) as cp:
+        assert facts(cp, "kept") == after
+
+
+@pytest.mark.parametrize("point", IMPORT_POINTS)
+def test_an_import_killed_at_each_point(
+    server: Server, source: str, wanted: dict[str, Any], tmp_path: Path, point: str
+) -> None:
+    file, target = str(tmp_path / "rich.gz"), f"sqlite:///{tmp_path}/target.db"
+    server.run(moved.exporting, source, "rich", file)
+    child = server.start(moved.importing, file, target, point)
+    assert child.wait() == -signal.SIGKILL
+    assert check_whole(target, wanted) <= {"rich"}
+    assert server.run(moved.importing, file, target) == ("unchanged" if point == "write_task.after" else "imported")
+    assert check_whole(target, wanted) == {"rich"}
+
+
+def test_an_export_killed_leaves_the_file_that_was_there(server: Server, source: str, tmp_path: Path) -> None:
+    file = tmp_path / "rich.safepoint"
+    file.write_text("precious")
+    child = server.start(moved.exporting, source, "rich", str(file), "export.written")
+    assert child.wait() == -signal.SIGKILL
+    assert file.read_text() == "precious"
+    server.run(moved.exporting, source, "rich", str(file))
+    assert file.read_bytes().startswith(b'{"safepoint": ')
+    assert (file.stat().st_mode & 0o777) == 0o600
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("to", ["sqlite", "file"])
+def test_copies_killed_at_any_moment(server: Server, source: str, wanted: dict[str, Any], tmp_path: Path, to: str) -> None:
+    rng = random.Random(3)
+    for n in range(scale(4, 60)):
+        target = f"{to}:///{tmp_path}/{n}"
+        child = server.start(moved.copying, source, target)
+        time.sleep(rng.uniform(0, 0.15))
+        child.kill()
+        if os.path.exists(tmp_path / str(n)):
+            check_whole(target, wanted)
+        assert server.run(moved.copying, source, target) == len(wanted)
+        assert check_whole(target, wanted) == set(wanted)
