@@ -189,8 +189,18 @@ class Task:
 
     def rewind(self):
         seq = self.rng.choice(sorted(self.rows))
+        self.current = self.branch_off(seq, self.current)
+
+    def fork(self):
+        seq = self.rng.choice(sorted(self.rows))
+        self.branch_off(seq, self.rows[seq][0].branch)
+
+    def switch(self):
+        self.current = self.rng.choice(sorted(self.branches))
+
+    def branch_off(self, seq, leaving):
         chosen, own = self.rows[seq]
-        left = self.branches[self.current]
+        left = self.branches[leaving]
         course = recovery.course(
             [r for r, _ in self.rows.values()],
             list(self.branches.values()),
@@ -198,13 +208,13 @@ class Task:
             journal="inherit",
             left=left,
             chosen=chosen,
-            left_guard=self.rows[self.head()][1],
+            left_guard=self.rows[left.head.seq][1],
             lost_calls=False,
         )
-        name = recovery.next_name(self.current, self.branches)
+        name = recovery.next_name(leaving, self.branches)
         new = self.commit(name, seq, chosen.step, max(course.guard, own))
         self.branches[name] = branch(name, new, course.line, seq)
-        self.current = name
+        return name
 
     def prune(self):
         """As the stores do it: heads, fork points, and what a resume of any branch would read stay."""
@@ -220,7 +230,7 @@ class Task:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.integers(0, 1 << 32), st.lists(st.sampled_from(["step", "step", "step", "rewind", "prune"]), max_size=40))
+@given(st.integers(0, 1 << 32), st.lists(st.sampled_from(["step", "step", "step", "rewind", "prune", "fork", "switch"]), max_size=40))
 def test_no_write_is_made_twice_on_a_line_whatever_was_deleted_and_gone_back_over(seed, acts):
     task = Task(random.Random(seed))
     for act in acts:

@@ -160,7 +160,7 @@ def plan(
         does, why = "wait", asks
     elif anew:
         does, why = "begin", anew
-    elif status == "finished":
+    elif status == "finished" and not skipped:
         does = "nothing"
     elif parked or open_pauses:
         does = "wait"
