@@ -297,6 +297,38 @@ def starts(rounds: int) -> list[Row]:
     ]
 
 
+def retention(folder: Path, keep: int, messages: int = 2000) -> list[Row]:
+    """What retention adds to saves, its sweeps spread over all of them, as one message is added by each."""
+    place = folder / f"retention-{keep}"
+    place.mkdir()
+    cp = safepoint.open(f"sqlite:///{place / 'kept.db'}", retention=Retention(keep_latest=keep))
+    state = State("bench", messages=[message(n) for n in range(messages)])
+    cp.save(state)
+    spent = [0.0]
+    retain = cp._retain
+
+    def timed_retain(task: str, seq: int) -> None:
+        spent[0] += timed(lambda: retain(task, seq))
+
+    cp._retain = timed_retain  # type: ignore[method-assign]
+    every = []
+    for n in range(900):
+        state.messages.append(message(n))
+        state.step += 1
+        every.append(timed(lambda: cp.save(state)))
+    kept = len(cp.list_checkpoints("bench"))
+    cp.close()
+    save = sum(every) - spent[0]
+    return [
+        (
+            f"retention at save time, {messages:,} messages, keep_latest={keep}",
+            f"{spent[0] / len(every) * 1e3:.0f} us a save",
+            f"{spent[0] / save:.1%} of a save ({save / len(every):.2f} ms), the longest {max(every):.0f} ms; {kept} kept at the end",
+            "<= 15 %",
+        )
+    ]
+
+
 def peer_disk(folder: Path, steps: int) -> list[Row]:
     place = folder / "disk"
     place.mkdir()

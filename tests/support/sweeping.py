@@ -10,9 +10,9 @@ from typing import Any
 from safepoint import Retention, State, _probe
 from safepoint.checkpointer import open as open_checkpointer
 from safepoint.codec.nodes import make, name_of
-from safepoint.errors import Conflict, NotFound, SafepointError
+from safepoint.errors import Conflict, SafepointError
 from safepoint.model import Obj, now, to_us
-from safepoint.rows import BranchRow, CallRow, CheckpointRow, Commit, Head, Image, Numbers, TaskRow, replace
+from safepoint.rows import BranchRow, CallRow, CheckpointRow, Head, Image, Numbers, TaskRow
 from safepoint.stores import sqlite_bigsweep, sqlite_sweep
 from safepoint.stores.sqlite import SQLiteStore
 from tests.support import agents
@@ -157,12 +157,7 @@ def dropper(url: str, name: str, seconds: float) -> int:
 
 def _forked(cp: Any, task: str, rng: random.Random, branch: str) -> State:
     """A new branch from any checkpoint that there still is."""
-    chosen = rng.choice(cp.store.headers(task, limit=200))
-    found = cp.store.read(task, seq=chosen.seq)
-    if found is None:
-        raise NotFound("gone")
-    row = replace(found[0], id=branch, branch=branch, parent_seq=chosen.seq, seq=0, pinned=False)
-    cp.store.commit(Commit(task=task, id=branch, checkpoint=row, stands_on=Head(chosen.seq, chosen.id)))
+    cp.fork(task, rng.choice(cp.store.headers(task, limit=200)).seq, name=branch)
     state: State = cp.load(task, branch=branch)
     return state
 

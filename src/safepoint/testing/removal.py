@@ -50,6 +50,13 @@ class RemovalTests:
         assert told.seqs == (1, 3)
         assert told.calls == 1
 
+    def test_without_a_sweep_the_objects_stay_for_the_next(self, store: Store) -> None:
+        chain(store)
+        told = store.prune("task", [1, 3], dry_run=True, sweep=False)
+        assert store.prune("task", [1, 3], sweep=False) == told
+        assert (told.seqs, told.objects) == ((1, 3), 0)
+        assert store.prune("task", []).objects == (6 if store.chunked else 0)
+
     def test_what_is_not_there_is_passed_over(self, store: Store) -> None:
         chain(store, 2)
         Writer(store, space="ns").save()
