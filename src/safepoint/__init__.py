@@ -17,6 +17,7 @@ from safepoint.agent import run_agent
 from safepoint.checkpointer import Checkpointer, open
 from safepoint.codec.registry import register
 from safepoint.codec.resource import Resource
+from safepoint.doctoring import Doctor
 from safepoint.errors import (
     AlreadyAnswered,
     CallFailed,
@@ -42,6 +43,7 @@ from safepoint.errors import (
     Unavailable,
     UsageError,
 )
+from safepoint.integrity import Repair
 from safepoint.model import (
     Call,
     Checkpoint,
@@ -65,6 +67,7 @@ from safepoint.model import (
 from safepoint.resources import resource
 from safepoint.rules.health import messages_complete, requires
 from safepoint.rules.planning import Branch, Candidate, Plan, PlannedCall
+from safepoint.rules.verifying import Damage, Verification
 from safepoint.run import Run
 from safepoint.tools import Tool, model, tool
 
@@ -86,9 +89,11 @@ __all__ = [
     "CleanupLine",
     "CleanupReport",
     "Conflict",
+    "Damage",
     "Damaged",
     "DecisionNeeded",
     "DidNotHappen",
+    "Doctor",
     "Done",
     "Finding",
     "InDoubt",
@@ -108,6 +113,7 @@ __all__ = [
     "PlannedCall",
     "Recovery",
     "RefusedType",
+    "Repair",
     "Resource",
     "Retention",
     "Retry",
@@ -123,6 +129,7 @@ __all__ = [
     "Unavailable",
     "Unknown",
     "UsageError",
+    "Verification",
     "__version__",
     "messages_complete",
     "model",

@@ -8,11 +8,14 @@ if TYPE_CHECKING:
     from safepoint.aio import Offload
     from safepoint.branching import Journal
     from safepoint.checkpointer import Checkpointer
+    from safepoint.doctoring import Doctor
+    from safepoint.integrity import Repair
     from safepoint.model import Checkpoint, StoreCleanup
     from safepoint.moving import CopyReport, ExportReport, ImportReport
     from safepoint.portable_io import Target
     from safepoint.rules.diffing import Diff
     from safepoint.rules.planning import Branch, Plan
+    from safepoint.rules.verifying import Verification
 
 
 class MoreAsyncVerbs:
@@ -67,6 +70,16 @@ class MoreAsyncVerbs:
 
     async def import_(self, path_or_file: Target, **options: Any) -> ImportReport:
         return await self._off(lambda: self.sync.import_(path_or_file, **options))
+
+    async def verify(self, task_id: str | None = None, *, progress: Any = None) -> Verification:
+        """``progress`` is called on a thread."""
+        return await self._off(lambda: self.sync.verify(task_id, progress=progress))
+
+    async def repair(self, task_id: str | None = None, **options: Any) -> Repair:
+        return await self._off(lambda: self.sync.repair(task_id, **options))
+
+    async def doctor(self, task_id: str) -> Doctor:
+        return await self._off(lambda: self.sync.doctor(task_id))
 
     async def close_leftovers(self, task_id: str) -> tuple[tuple[str, str, str], ...]:
         return await self._off(lambda: self.sync.close_leftovers(task_id))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from safepoint.codec import chunks
+from safepoint.doctoring import DoctorVerbs
 from safepoint.errors import Damaged, NotFound, SafepointError, Unavailable, UsageError
 from safepoint.model import Obj, check_id, now, to_us
 from safepoint.rows import Aside, Lost
@@ -26,7 +27,7 @@ _ASKED = 3
 """How many checkpoints that miss an object are asked for again before it is called missing."""
 
 
-class IntegrityVerbs:
+class IntegrityVerbs(DoctorVerbs):
     """Part of ``Checkpointer``."""
 
     store: Store
@@ -170,7 +171,7 @@ class IntegrityVerbs:
             repaired.tasks += 1
             if not audit.damages:
                 continue
-            unread = next((d for d in audit.damages if d.kind == "task" or (d.key is None and "counts" not in d.why)), None)
+            unread = next((d for d in audit.damages if _unread(d)), None)
             if unread is not None:
                 raise UsageError(
                     f"task {name!r} cannot be repaired in place",
@@ -260,6 +261,11 @@ def _repair_into(store: Store, target: Store, task: str, repaired: Repair, progr
     repaired.take(audit, mended)
 
 
+def _unread(damage: Damage) -> bool:
+    """Whether it is not known which row it is, so that none can be taken out of the way; wrong counts are set right."""
+    return damage.kind == "task" or (damage.key is None and damage.kind != "older" and "counts" not in damage.why)
+
+
 def _ticker(progress: Progress | None) -> Callable[[int], None]:
     return (lambda more: None) if progress is None else (lambda more: progress(more, 0) and None)
 
@@ -330,6 +336,10 @@ def audit_task(store: Store, task: str, branches: bool, tick: Callable[[int], No
         while (next_part := next(again, None)) is not None and audit.retake(next_part):
             pass
         del again
+    older = store.rolled_back(task) if audit.parts or branches else None
+    if older is not None:
+        audit.parts += 1
+        audit.damages.append(Damage(task, f"task {task!r}", store.place(task, "task", task), older.why or older.what, "older"))
     audit.finish(lambda damage: _still(store, audit, damage))
     for space, seq in audit.good_heads():
         why = _unreadable(store, task, space, seq)

@@ -13,11 +13,13 @@ from safepoint.codec.kinds import Tagged
 from safepoint.errors import UsageError
 from safepoint.model import State, a_type
 
-__all__ = ["Check", "ailing", "checks", "messages_complete", "missing", "paths", "requires"]
+__all__ = ["GONE", "Check", "ailing", "checks", "follow", "messages_complete", "missing", "paths", "requires"]
 
 Check = Callable[[State], Any]
 
-_GONE = object()
+GONE = object()
+_MARKS = ("", "-", ".", "+", "~")
+"""Before the names of fields, where an instance is read without its class."""
 _OF_STATE = ("messages", "metadata", "agent_state")
 
 
@@ -82,25 +84,28 @@ def missing(state: State, wanted: Sequence[str]) -> list[str]:
     lacking = []
     for path in wanted:
         parts = path.split(".")
-        found = _follow(state.agent_state, parts)
-        if found is _GONE and parts[0] in _OF_STATE:
-            found = _follow(getattr(state, parts[0]), parts[1:])
-        if found is _GONE or found is None:
+        found = follow(state.agent_state, parts)
+        if found is GONE and parts[0] in _OF_STATE:
+            found = follow(getattr(state, parts[0]), parts[1:])
+        if found is GONE or found is None:
             lacking.append(path)
     return lacking
 
 
-def _follow(value: Any, parts: Sequence[str]) -> Any:
+def follow(value: Any, parts: Sequence[str]) -> Any:
+    """What a path of keys, indexes and attributes leads to, or ``GONE``."""
     for part in parts:
-        if isinstance(value, Tagged):  # read without classes: the fields are in the payload
+        if isinstance(value, Tagged):  # read without classes: the fields are in the payload, some with a mark before the name
             value = value.value
+            if isinstance(value, Mapping):
+                part = next((mark + part for mark in _MARKS if mark + part in value), part)
         if isinstance(value, Mapping):
-            value = value.get(part, _GONE)
+            value = value.get(part, GONE)
         elif isinstance(value, list | tuple) and part.isdecimal():
-            value = value[int(part)] if int(part) < len(value) else _GONE
+            value = value[int(part)] if int(part) < len(value) else GONE
         else:
-            value = getattr(value, part, _GONE)
-        if value is _GONE:
+            value = getattr(value, part, GONE)
+        if value is GONE:
             break
     return value
 

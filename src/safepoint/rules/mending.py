@@ -90,6 +90,7 @@ def mend(audit: Audit, walk: Callable[[], Iterable[Part]], at: int) -> Mended:
             task=audit.task,
         )
     rows: list[CheckpointRow] = []
+    sealed: list[CheckpointRow] = []
     calls: list[CallRow] = []
     pauses: list[PauseRow] = []
     branches: list[BranchRow] = []
@@ -99,6 +100,8 @@ def mend(audit: Audit, walk: Callable[[], Iterable[Part]], at: int) -> Mended:
     for part in walk():
         match part:
             case CheckpointRow():
+                if part.seq not in audit.bad_checkpoints and part.space == "":
+                    sealed.append(replace(part, root=b"", refs=b""))
                 if audit.good_checkpoint(part):
                     rows.append(part)
                 else:
@@ -125,7 +128,7 @@ def mend(audit: Audit, walk: Callable[[], Iterable[Part]], at: int) -> Mended:
                     needed = audit.reach(roots([*rows, *calls]))
                 if part.name in needed and part.name not in audit.bad_objects:
                     objects[part.name] = part
-    _place(audit, found, rows, calls, branches, at)
+    _place(audit, found, rows, sealed, calls, branches, at)
     found.image = replace(
         found.image,
         checkpoints=tuple(sorted([*rows, *found.put], key=lambda r: r.seq)),
@@ -145,9 +148,20 @@ def _bare(row: CallRow) -> CallRow | None:
 
 
 def _place(
-    audit: Audit, found: Mended, rows: list[CheckpointRow], calls: list[CallRow], branches: list[BranchRow], at: int
+    audit: Audit,
+    found: Mended,
+    rows: list[CheckpointRow],
+    sealed: list[CheckpointRow],
+    calls: list[CallRow],
+    branches: list[BranchRow],
+    at: int,
 ) -> None:
-    """The branches, and the row of the task."""
+    """The branches, and the row of the task.
+
+    Args:
+        sealed: Headers of the task's own checkpoints that are as they were sealed, also of those that miss an object: what
+            they say of the steps that were done is so.
+    """
     task = audit.task
     given = audit.numbers or Numbers()
     top = Numbers(
@@ -197,7 +211,7 @@ def _place(
         course = recovery.Course(branch.line, 0)
         if branch.space == "":
             course = recovery.course(
-                [r for r in rows if r.space == ""],
+                sealed,
                 [b for b in branches if b.space == ""],
                 calls,
                 journal="inherit",

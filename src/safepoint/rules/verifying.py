@@ -18,7 +18,7 @@ from safepoint.rows import BranchRow, CallRow, CheckpointRow, Lost, Numbers, Par
 
 __all__ = ["Audit", "BranchReport", "Damage", "Note", "Ranges", "Verification", "spans"]
 
-DamageKind = Literal["checkpoint", "call", "pause", "object", "branch", "task", "input", "stray", "structure", ""]
+DamageKind = Literal["checkpoint", "call", "pause", "object", "branch", "task", "input", "stray", "structure", "older", ""]
 
 
 class Ranges:

@@ -252,6 +252,14 @@ class Store(ABC):
     def accept(self, task: str) -> None:  # noqa: B027
         """Take a task as it stands, where the store refuses it as older than what it acknowledged."""
 
+    def rolled_back(self, task: str) -> Damaged | None:
+        """The error that reading the task raises because the store is older than what it acknowledged, if it knows."""
+        return None
+
+    def rescue(self, task: str, seq: int, *, space: str = "") -> tuple[CheckpointRow, Mapping[bytes, Obj]] | None:
+        """What ``read`` gave and was damaged, found in another way, if the store knows one: slow, and whole."""
+        return None
+
     def strays(self) -> list[Lost]:
         """What lies in the store and belongs to no task, or is no part of a store at all."""
         return []
