@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from safepoint import _probe, imaging, portable, portable_io
 from safepoint._version import __version__
 from safepoint.checking import check_number
-from safepoint.codec import chunks
+from safepoint.codec import chunks, states
 from safepoint.errors import Conflict, Damaged, LeaseHeld, NewerFormat, NotFound, SafepointError, UsageError
 from safepoint.model import check_id
 from safepoint.portable import Content
 from safepoint.portable_io import Target
-from safepoint.rows import CallRow, CallWrite, Commit, Image, PauseRow, PauseWrite, TaskRow, replace
+from safepoint.rows import CallRow, CallWrite, CheckpointRow, Commit, Image, PauseRow, PauseWrite, TaskRow, replace
 from safepoint.rules.journal import UNASKED
 from safepoint.stores import holder
 from safepoint.stores.base import Store
@@ -413,6 +413,7 @@ def _one(taken: imaging.Taken, seq: int, store: Store) -> Image:
     is_head = branch.head.seq == seq and image.row.branch == branch.name
     if row.kind == "failure":
         row = replace(row, kind="import")  # it is the head of what is exported, and a failure is none
+    row = _guarded(image, row, branch.line)
     branch = imaging.standing_at(branch, row)
     calls = tuple(c for c in image.calls if c.line == branch.line and c.step >= row.step)
     nos = {c.no for c in calls}
@@ -429,6 +430,25 @@ def _one(taken: imaging.Taken, seq: int, store: Store) -> Image:
         ),
         objects=image.objects,
     )
+
+
+def _guarded(image: Image, row: CheckpointRow, line: int) -> CheckpointRow:
+    """The row, with a guard where calls of the steps after it have gone with their checkpoints: see ``Control.guard``."""
+    there = {c.seq: c for c in image.checkpoints}
+    gap, furthest = False, row.step
+    for branch in image.branches:
+        if branch.line != line or branch.space:
+            continue
+        at = there.get(branch.head.seq)
+        furthest = max(furthest, at.step if at is not None else 0)
+        while at is not None and at.seq > row.seq:
+            at = there.get(at.parent_seq or 0)
+        gap |= at is None
+    if not gap:
+        return row
+    objects = {obj.name: obj for obj in image.objects}
+    own = portable.flat_of(row.root, row.refs, objects)[0].get("guard", 0)
+    return states.with_guard(row, max(own, furthest + 1))
 
 
 def _row_of_one(row: TaskRow, branch: str, is_head: bool) -> TaskRow:

@@ -324,7 +324,7 @@ def test_through_a_file_and_back(place, tmp_path, kind, name):
 
 def test_a_file_is_strict_json_for_people(place, tmp_path):
     one = place("sqlite")
-    rich(one, "t")
+    rich(one, "t", steps=12)
     file = tmp_path / "t.safepoint"
     one.export("t", file)
 
@@ -392,7 +392,7 @@ def test_one_checkpoint_with_its_journal(place, tmp_path, a, b):
     assert two.list_checkpoints("u")[0].kind == "import"
     again = two.import_(file, task_id="u")
     assert (again.result, again.seq) == ("unchanged", placed.seq)
-    two.store.commit(Commit(task="u", id=new_id(), patch=TaskPatch(branch=placed.branch, status="interrupted")))
+    two.rewind("u", branch=placed.branch)
     assert len(two.plan("u").calls) == 2
     outcome = run_agent(finish, task_id="u", store=two)
     assert outcome.recovery.reused == 2
@@ -412,6 +412,38 @@ def test_an_older_checkpoint_is_one_to_go_on_from(place):
         one.export("t", io.BytesIO(), seq=99)
     with pytest.raises(NotFound):
         one.export("nothing", io.BytesIO())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_whose_later_calls_are_gone_repeats_no_write(place, kind):
+    one, two = place(kind), place("memory")
+    sent = []
+
+    @safepoint.tool(effect="write", name="moved.once")
+    def once(n: int) -> int:
+        sent.append(n)
+        return n
+
+    def step(run):
+        run.call(once, run.state.step)
+        if run.state.step == 5:
+            run.finish()
+
+    run_agent(step, task_id="t", store=one)
+    first = one.list_checkpoints("t")[-1].seq
+    whole = io.BytesIO()
+    one.export("t", whole, seq=first)
+    one.pin("t", first)
+    one.cleanup("t", keep_latest=2)
+    gap = io.BytesIO()
+    one.export("t", gap, seq=first)
+    for file, name in ((whole, "whole"), (gap, "gap")):
+        file.seek(0)
+        two.import_(file, task_id=name)
+    assert run_agent(step, task_id="whole", store=two).status == "finished"
+    assert sent == [0, 1, 2, 3, 4, 5], "all are on record"
+    assert run_agent(step, task_id="gap", store=two).status == "waiting"
+    assert sent == [0, 1, 2, 3, 4, 5], "what may have been made is shown to a person"
 
 
 def test_a_file_is_there_whole_or_not_at_all(place, tmp_path, monkeypatch):
