@@ -783,7 +783,7 @@ def test_a_head_that_is_gone_is_no_absent_task(tmp_path):
         db.execute(broken)
         db.close()
         with safepoint.open(url) as cp:
-            with pytest.raises(Damaged, match="not among them|is damaged"):
+            with pytest.raises(Damaged, match=r"not among them|is damaged"):
                 cp.load_latest("t")
             with pytest.raises(Damaged):
                 safepoint.run_agent(lambda run: run.finish(), task_id="t", input="x", store=cp, recover="strict")

@@ -10,12 +10,12 @@ from safepoint.codec import masked, states, to_json
 from safepoint.codec.registry import Registry
 from safepoint.codec.states import Control
 from safepoint.errors import SafepointError
-from safepoint.model import Finding, Metrics, Obj, Pause, TaskInfo
+from safepoint.model import Checkpoint, Finding, Metrics, Obj, Pause, TaskInfo
 from safepoint.rows import CallRow, CheckpointRow
 from safepoint.rules.planning import Plan
 from safepoint.steps import book_of
 
-__all__ = ["call", "checkpoint", "damaged", "error", "finding", "pause", "plan", "task"]
+__all__ = ["call", "checkpoint", "damaged", "error", "finding", "header", "pause", "plan", "task"]
 
 Facts = dict[str, Any]
 _NO_CLASSES = Registry()
@@ -41,9 +41,13 @@ def task(info: TaskInfo) -> Facts:
 
 
 def checkpoint(task_id: str, row: CheckpointRow) -> Facts:
-    head = states.header(task_id, row, _NO_CLASSES)
+    return {**header(states.header(task_id, row, _NO_CLASSES)), "metadata": to_json(masked(states.plain_metadata(row)))}
+
+
+def header(head: Checkpoint) -> Facts:
+    """All but the metadata, which may have classes in it."""
     return {
-        "task_id": task_id,
+        "task_id": head.task_id,
         "seq": head.seq,
         "id": head.id,
         "branch": head.branch,
@@ -56,7 +60,6 @@ def checkpoint(task_id: str, row: CheckpointRow) -> Facts:
         "bytes": head.bytes,
         "digest": head.digest,
         "pinned": head.pinned,
-        "metadata": to_json(masked(states.plain_metadata(row))),
         "metrics": {f: getattr(head.metrics, f) for f in Metrics.__slots__} if head.metrics else None,
     }
 
@@ -143,6 +146,22 @@ def plan(p: Plan) -> Facts:
             for c in p.calls
         ],
         "pauses": list(p.pauses),
+        "newest": p.newest,
+        "branch": p.branch,
+        "guard": p.guard,
+        "candidates": [
+            {
+                "seq": c.seq,
+                "taken": c.taken,
+                "problem": c.problem,
+                "step": c.step,
+                "branch": c.branch,
+                "kind": c.kind,
+                "label": _plain(c.label),
+                "created_at": iso(c.created_at),
+            }
+            for c in p.candidates
+        ],
     }
 
 

@@ -300,8 +300,34 @@ ACTIONS = {
     "verify": "its verifier is asked whether it happened",
     "park": "a person has to say whether it happened",
     "wait": "its question has to be answered first",
-    "ask_anew": "the step raised twice on its result: it is set aside and asked anew",
+    "ask_anew": "the step raised twice on its result, or a record before it is damaged: it is asked anew",
 }
+
+
+def _candidates(screen: Screen, found: list[Facts]) -> None:
+    screen.table(
+        [
+            Column(""),
+            Column("seq", right=True),
+            Column("step", right=True),
+            Column("branch", fold=True),
+            Column("kind"),
+            Column("saved"),
+            Column("health", fold=True),
+        ],
+        [
+            (
+                Styled("*", "green") if c["taken"] else "",
+                str(c["seq"]),
+                "" if c["step"] is None else str(c["step"]),
+                name(c["branch"]) if c["branch"] else "",
+                c["kind"],
+                _when(c["created_at"]),
+                Styled(c["problem"], "bold red") if c["problem"] else Styled("good", "green"),
+            )
+            for c in found
+        ],
+    )
 
 
 def plan(screen: Screen, p: Facts) -> None:
@@ -318,6 +344,12 @@ def plan(screen: Screen, p: Facts) -> None:
         screen.line(f"  {p['why']}")
     for skipped in p["skipped"]:
         screen.line(f"  checkpoint {skipped['seq']} cannot be used: {skipped['why']}")
+    if p["skipped"] and p["does"] in ("carry on", "begin"):
+        screen.line(f"  on a new branch, {name(p['branch'])}; what cannot be used stays where it is")
+    if p["guard"]:
+        screen.line(f"  below step {p['guard']} a write that is not on record waits for a person")
+    if any(c["problem"] for c in p["candidates"]):
+        _candidates(screen, p["candidates"])
     if p["calls"]:
         screen.table(
             [
