@@ -28,7 +28,7 @@ def test_each_effect_of_a_step_and_of_a_resource_happens_once(
         return url
 
     whole, points = server.run(stepped.live, begun(0), effects.world(), how)
-    rounds = min(scale(6, 60), points)
+    rounds = min(scale(4, 60), points)
     for nth in sorted({1 + (points - 1) * r // (rounds - 1) for r in range(rounds)}):
         url, world = begun(nth), effects.world()
         child = server.start(stepped.live, url, world, how, nth)
