@@ -8,6 +8,7 @@ WORKERS ?= auto
 PYTEST_ARGS ?=
 DEMO_ARGS   ?=
 BENCH_ARGS  ?=
+FUZZ_SECONDS ?= 300
 
 BIN := $(VENV)/bin
 # Errors only: a mirror's complaints about its own places are noise to somebody who waits for a demo.
@@ -20,13 +21,14 @@ unexport PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format soak bench lock clean venv
+.PHONY: help demo test check format soak bench fuzz lock clean venv
 
 help:
 	@echo "make demo    a real agent, killed again and again while it works (DEMO_ARGS=...)"
 	@echo "make test    all tests, small numbers (PYTEST_ARGS=..., WORKERS=n)"
 	@echo "make check   format, lint, strict types"
 	@echo "make soak    the tests that scale, with the full numbers"
+	@echo "make fuzz    forged bytes against all that reads stored ones (FUZZ_SECONDS=300, FUZZ_SEED=n)"
 	@echo "make bench   measurements against other libraries (BENCH_ARGS=...)"
 	@echo "make format  let ruff rewrite what 'make check' would complain about"
 	@echo "make lock    new pins in requirements*.txt (LOCK_ARGS=--upgrade for newer releases)"
@@ -87,6 +89,10 @@ soak: export SAFEPOINT_SOAK = 1
 soak: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "scaled or soak" --timeout 1800 -o faulthandler_timeout=1830 \
 		$(PYTEST_ARGS) || [ $$? -eq 5 ]
+
+# FUZZ_SEED, which a failure prints, is read from the environment.
+fuzz: $(VENV)/.dev
+	$(BIN)/python -W error -m tests.support.fuzz $(FUZZ_SECONDS)
 
 bench: $(VENV)/.bench
 	$(BIN)/python bench/run.py $(BENCH_ARGS)

@@ -124,7 +124,7 @@ class ListingVerbs:
                 f"task {task_id!r} has no checkpoint{which}", "", "See list_checkpoints, or `safepoint log`.", task=task_id
             )
         row, objects = found
-        tree, problems = salvaged(row.root, row.refs, objects, min(row.size, 1 << 30))
+        tree, problems = salvaged(row.root, row.refs, objects, min(row.size, 1 << 27))
         try:
             states.check_row(task_id, row)
         except SafepointError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -33,10 +33,11 @@ from safepoint.codec.nodes import (
     under,
 )
 from safepoint.codec.registry import Registry
-from safepoint.codec.values import MAX_DEPTH, decode, decode_plain
+from safepoint.codec.values import MAX_DEPTH, decode, decode_plain, enough_stack
 from safepoint.errors import Damaged, SafepointError
 from safepoint.model import Obj
 
+_T = TypeVar("_T")
 _MAP: Final = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 _LEAF: Final = msgspec.msgpack.Decoder(tuple[int, list[msgspec.Raw]])
 _INDEX: Final = msgspec.msgpack.Decoder(tuple[int, int, int])
@@ -68,6 +69,20 @@ class _Cursor:
             raise _damaged(f"{what} cannot be read", "it does not use all of its references")
 
 
+def read_part(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
+    """
+    Raises:
+        msgspec.MsgspecError: whatever is the matter with the bytes.
+    """
+    try:
+        return decoder.decode(data)
+    except RecursionError:
+        enough_stack("loaded")
+        raise msgspec.DecodeError("it nests too deep") from None
+    except (ValueError, OverflowError) as error:  # what msgspec passes on: text that is no UTF-8
+        raise msgspec.DecodeError(type(error).__name__) from None
+
+
 def _damaged(what: str, why: str) -> Damaged:
     return Damaged(what, why, "Restore it from a backup, or go back to an earlier checkpoint.")
 
@@ -95,6 +110,7 @@ _Deep = dict[int, tuple[int, tuple[bytes, ...]]]
 _FREE: Final = 1 << 30
 _MULTIPLE: Final = 64
 _PER_OBJECT: Final = 64
+_SPARE_ROOM: Final = 1 << 16
 
 
 class Reader:
@@ -113,8 +129,8 @@ class Reader:
         self.spare = spare
         self.lost: list[str] = []
         self.seen: dict[bytes, Obj] = {}
-        self.limit = _FREE if size is None else min(max(size, 0) * 8 + (1 << 20), _FREE)
-        self.at_most: int | None = None if size is None else max(size, 0) * 8 + (1 << 20)
+        self.limit = _FREE if size is None else min(max(size, 0) * 8 + _SPARE_ROOM, _FREE)
+        self.at_most: int | None = None if size is None else max(size, 0) * 8 + _SPARE_ROOM
         self.spent = 0
 
     def spend(self, count: int) -> None:
@@ -163,7 +179,7 @@ class Reader:
         what = "the root" if name is None else f"object {name.hex()}"
         cursor = _Cursor(refs)
         try:
-            raws = _MAP.decode(data)
+            raws = read_part(_MAP, data)
         except msgspec.MsgspecError as e:
             raise _damaged(f"{what} cannot be read", str(e)) from None
         found = self._members(raws, cursor, path, level, at_root=name is None, spare=spare)
@@ -204,7 +220,7 @@ class Reader:
     def tree(self, root: Obj, path: str, level: int) -> tuple[list[Any], Tree]:
         what = f"object {root.name.hex()}"
         try:
-            n, size, counts, tail = _ROOT.decode(root.data[1:])
+            n, size, counts, tail = read_part(_ROOT, root.data[1:])
         except msgspec.MsgspecError as e:
             raise _damaged(f"{what} cannot be read", str(e)) from None
         if any(c < 0 for c in counts) or 16 * sum(counts) > len(root.refs) or len(counts) > PAGED_MAX:
@@ -232,7 +248,7 @@ class Reader:
             if level == 0:
                 if obj.data[:1] != b"l":
                     raise _damaged(f"{what} is no leaf page", f"its kind is {obj.data[:1]!r}")
-                size, raws = _LEAF.decode(obj.data[1:])
+                size, raws = read_part(_LEAF, obj.data[1:])
                 cursor = _Cursor(obj.refs)
                 objs, deep = self._items(raws, cursor, work)
                 cursor.end(what)
@@ -242,7 +258,7 @@ class Reader:
                 return
             if obj.data[:1] != b"i":
                 raise _damaged(f"{what} is no index page", f"its kind is {obj.data[:1]!r}")
-            own, n, size = _INDEX.decode(obj.data[1:])
+            own, n, size = read_part(_INDEX, obj.data[1:])
         except msgspec.MsgspecError as e:
             raise _damaged(f"{what} cannot be read", str(e)) from None
         if own == level:
@@ -306,19 +322,19 @@ def _opened(code: bytes, first: bytes) -> dict[str, msgspec.Raw] | None:
     if not (0x80 <= code[0] <= 0x8F or code[0] in (0xDE, 0xDF)):
         return None
     try:
-        raws = _MAP.decode(code)
+        raws = read_part(_MAP, code)
     except msgspec.MsgspecError:
         return None  # its keys are no text, so it was never opened
     return raws if any(bytes(raw) == first for raw in raws.values()) else None
 
 
 def _thaw_later(page: Obj, objs: list[Obj], deep: _Deep) -> Callable[[], tuple[Item, ...]]:
-    return lambda: _thaw(_LEAF.decode(page.data[1:])[1], page.refs, 0, objs, deep)
+    return lambda: _thaw(read_part(_LEAF, page.data[1:])[1], page.refs, 0, objs, deep)
 
 
 def _code_later(page: Obj, objs: list[Obj]) -> Callable[[], bytes]:
     def code() -> bytes:
-        raws = _LEAF.decode(page.data[1:])[1]
+        raws = read_part(_LEAF, page.data[1:])[1]
         cursor = _Cursor(page.refs)
         parts = [array_head(len(raws))]
         for raw in raws:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 import struct
 from functools import partial
 from typing import Any
@@ -119,8 +120,18 @@ def _bits(number: float) -> str:
 # There are many NaNs: the others are written as their bits, or a digest of what is read would differ.
 _NAMED = {"nan": "7ff8000000000000", "inf": _bits(math.inf), "-inf": _bits(-math.inf)}
 _NAMES = {bits: name for name, bits in _NAMED.items()}
+# As unicode_escape writes them, and no others: what it reads is more, and partly deprecated.
+_ESCAPED = re.compile(r"(?:[ -\[\]-~]|\\(?:[\\tnr]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}))*", re.ASCII)
+
+
+def _str_back(text: str) -> str:
+    if not _ESCAPED.fullmatch(text):
+        raise _unreadable("text with other escapes than safepoint writes")
+    return text.encode("ascii").decode("unicode_escape")
+
+
 _SCALARS: dict[str, Any] = {
-    "$str": lambda text: text.encode("ascii").decode("unicode_escape"),
+    "$str": _str_back,
     "$int": lambda text: int(text, 16),
     "$float": lambda text: struct.unpack(">d", bytes.fromhex(_NAMED.get(text, str(text))))[0],
     "$bytes": lambda text: base64.b64decode(text, validate=True),

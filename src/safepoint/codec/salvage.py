@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from safepoint.codec.chunkread import _DEPTH, _INDEX, _LEAF, _MAP, _ROOT, _Cursor, _opened
+from safepoint.codec.chunkread import _DEPTH, _INDEX, _LEAF, _MAP, _ROOT, _Cursor, _opened, read_part
 from safepoint.codec.jsonform import LOST
 from safepoint.codec.nodes import DEPTH_MAX, PAGED_MAX, name_of, names_in, under
 from safepoint.codec.values import Tagged, decode_plain
@@ -22,7 +22,7 @@ def salvaged(root: bytes, refs: bytes, objects: Mapping[bytes, Obj], size: int =
 
     ``size`` is what the header says of the whole value: a few objects that refer to each other can stand for any number.
     """
-    work = _Salvage(objects, max(size, sum([len(o.data) for o in objects.values()])) * 8 + (1 << 20))
+    work = _Salvage(objects, max(size, sum([len(o.data) for o in objects.values()])) * 8 + (1 << 16))
     return work.mapping(root, refs, "", 0), work.problems
 
 
@@ -67,7 +67,7 @@ class _Salvage:
 
     def mapping(self, data: bytes, refs: bytes, path: str, level: int) -> Any:
         try:
-            raws = _MAP.decode(data)
+            raws = read_part(_MAP, data)
         except msgspec.MsgspecError:
             return self.lost(path, "it cannot be read")
         return self.members(raws, _Cursor(refs), path, level, level == 0)
@@ -86,7 +86,7 @@ class _Salvage:
 
     def tree(self, root: Obj, path: str, level: int) -> Any:
         try:
-            _, _, counts, tail = _ROOT.decode(root.data[1:])
+            _, _, counts, tail = read_part(_ROOT, root.data[1:])
         except msgspec.MsgspecError:
             return self.lost(path, "it cannot be read")
         if any(c < 0 for c in counts) or 16 * sum(counts) > len(root.refs) or len(counts) > PAGED_MAX:
@@ -105,9 +105,9 @@ class _Salvage:
             if obj is None:
                 pass
             elif height == 0:
-                self.items(_LEAF.decode(obj.data[1:])[1], _Cursor(obj.refs), items, path, level)
+                self.items(read_part(_LEAF, obj.data[1:])[1], _Cursor(obj.refs), items, path, level)
                 return
-            elif _INDEX.decode(obj.data[1:])[0] == height:
+            elif read_part(_INDEX, obj.data[1:])[0] == height:
                 for child in names_in(obj.refs):
                     if self.room < 0:
                         break

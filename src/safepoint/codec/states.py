@@ -70,7 +70,7 @@ def tree_of(state: State, control: Control, recovery: Mapping[str, Any] | None =
         "turns": control.turns,
         "finished": control.finished,
     }
-    if control.guard > state.step:
+    if control.guard:
         tree["guard"] = control.guard
     if control.requires:
         tree["requires"] = list(control.requires)
@@ -214,12 +214,16 @@ def header(task: str, row: CheckpointRow, registry: Registry) -> Checkpoint:
     problem: str | None = None
     metrics = None
     try:
+        row.check(task, f"checkpoint {row.seq}")
+    except Damaged as error:
+        problem = f"Damaged: {error.what}: {error.why}"
+    try:
         metadata = values.decode(row.metadata, registry, path="metadata") if row.metadata else {}
     except SafepointError:
         try:
             metadata = plain_metadata(row)
         except SafepointError as error:
-            metadata, problem = {}, f"{type(error).__name__}: {error.what}: {error.why}"
+            metadata, problem = {}, problem or f"{type(error).__name__}: {error.what}: {error.why}"
     try:
         metrics = Metrics(*_unpacked(row.metrics, "metrics")) if row.metrics else None
     except (SafepointError, TypeError) as error:
@@ -283,6 +287,13 @@ def unpack_values(data: bytes, refs: bytes, objects: Mapping[bytes, Obj], regist
     return chunks.unpack(data, refs, objects, registry)[0]
 
 
+def unpack_result(data: bytes, refs: bytes, objects: Mapping[bytes, Obj], registry: Registry | None) -> Any:
+    found = unpack_values(data, refs, objects, registry)
+    if "result" not in found:
+        raise Damaged("the result of a call cannot be loaded", "it is not among what was stored", "")
+    return found["result"]
+
+
 def call(task: str, row: CallRow, objects: Mapping[bytes, Obj] | None, registry: Registry | None) -> Call:
     """A row as a Call; without ``objects`` the bodies are left empty."""
     arguments: dict[str, Any] = {}
@@ -290,7 +301,7 @@ def call(task: str, row: CallRow, objects: Mapping[bytes, Obj] | None, registry:
     if objects is not None:
         arguments = unpack_values(row.args, row.args_refs, objects, registry)
         if row.result is not None:
-            result = unpack_values(row.result, row.result_refs, objects, registry)["result"]
+            result = unpack_result(row.result, row.result_refs, objects, registry)
     policy = _unpacked(row.policy, "the policy of a call") if row.policy else {}
     return Call(
         task_id=task,

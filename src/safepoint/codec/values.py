@@ -45,6 +45,7 @@ __all__ = [
     "decode_plain",
     "encode",
     "encode_tree",
+    "enough_stack",
     "from_json",
     "prepare",
     "ref",
@@ -342,6 +343,12 @@ def _room() -> int:
     while frame.f_back:
         used, frame = used + 1, frame.f_back
     return sys.getrecursionlimit() - used
+
+
+def enough_stack(verb: str) -> None:
+    """Raise if it is the caller's depth, and not that of the data, that a RecursionError is about."""
+    if _room() < _FRAMES:
+        raise _no_room("", verb)
 
 
 def _no_room(path: str, verb: str) -> UsageError:
