@@ -239,7 +239,7 @@ class FlowBase:
         if not rows or rows[0].result is None:
             raise lost_error(self.task, row)
         rows[0].check(self.task, f"call {row.no}")
-        return states.unpack_values(rows[0].result, rows[0].result_refs, objects, self.cp.registry)["result"]
+        return states.unpack_result(rows[0].result, rows[0].result_refs, objects, self.cp.registry)
 
     # -- unknown outcomes
 
