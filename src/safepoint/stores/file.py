@@ -115,7 +115,7 @@ class FileStore(FileLeases, Whole, Store):
         size = 0
         if row is None:
             _probe.at("commit.before")
-            size = f.append(folder, task, kept, body, id=commit.id, sync=commit.sync)
+            size = f.append(root, folder, task, kept, body, id=commit.id, sync=commit.sync)
         else:
             data = file_rows.document(task, row, state)
             size += len(data)
@@ -124,7 +124,7 @@ class FileStore(FileLeases, Whole, Store):
                 f.put(root, file, data, branch, byte=f.byte(filenames.encode(task)), sync=commit.sync)
                 _probe.at("commit.before")
                 try:
-                    size += f.append(folder, task, kept, body, id=commit.id, sync=commit.sync)
+                    size += f.append(root, folder, task, kept, body, id=commit.id, sync=commit.sync)
                 except BaseException as error:
                     if not (isinstance(error, SafepointError) and error.details.get("unknown")):
                         self._withdraw(folder, task, row, branch)
@@ -371,7 +371,7 @@ class FileStore(FileLeases, Whole, Store):
                     return False
                 if row.pinned != pinned:
                     with f.ops.opened(f.ops.child(name, root)) as folder:
-                        f.append(folder, task, kept, kept.book.mark(now(), kept.book.row, pin=[seq, pinned]))
+                        f.append(root, folder, task, kept, kept.book.mark(now(), kept.book.row, pin=[seq, pinned]))
                 return True
 
     def delete_task(self, task: str) -> bool:

@@ -19,7 +19,7 @@ from threading import RLock
 from typing import Any
 
 from safepoint import _probe
-from safepoint.errors import Damaged, SafepointError, StoreFull, Unavailable, UsageError
+from safepoint.errors import Damaged, SafepointError, Unavailable, UsageError
 from safepoint.rows import replace
 from safepoint.stores import filenames
 from safepoint.stores.file_journal import Book, begin, closed
@@ -51,6 +51,8 @@ class Kept:
     stamp: int
     ended: bool = True
     """Whether the last line has its line feed."""
+    acked: bool = False
+    """Whether it is on disk how far this journal was acknowledged, or at least how far at some time."""
     writing: bool = False
     """A line is on its way, and is no part of the book yet."""
 
@@ -285,15 +287,18 @@ class Folders:
                 try:
                     book.read(stripped)
                 except Damaged as error:
-                    known = acked is not None and acked[0] == book.name
-                    if i == last and (not known or (acked is not None and acked[1] <= at)):
+                    sure = acked[1] if acked is not None and acked[0] == book.name else None
+                    # Lines that wait for no disk may be torn one after the other; where nobody knows, only the last can be.
+                    if at >= sure if sure is not None else i == last:
                         kept.size, kept.ended = at, True
-                        return
+                        break
                     if not whole:
                         raise
                     book.skip(i + 1, ", ".join(filter(None, (error.what, error.why))))
             at = after
-        kept.size, kept.ended = at, ended
+        else:
+            kept.size, kept.ended = at, ended
+        kept.acked = acked is not None and acked[0] == book.name
         if whole and book.lines <= book.rows:
             book.skip(len(lines) + 1, "lines are missing")
 
@@ -369,7 +374,9 @@ class Folders:
             ops.close(folder)
             raise
 
-    def append(self, folder: int, task: str, kept: Kept, body: dict[str, Any], *, id: str = "", sync: bool = True) -> int:
+    def append(
+        self, root: int, folder: int, task: str, kept: Kept, body: dict[str, Any], *, id: str = "", sync: bool = True
+    ) -> int:
         """Commit a line, and take it into the book; return its bytes. Under the task's lock.
 
         Raises:
@@ -383,6 +390,8 @@ class Folders:
         start = kept.size
         kept.writing = True
         try:
+            if self.full and not kept.acked:
+                self._acknowledge(folder, kept, root)
             with ops.opened(ops.open(filenames.JOURNAL, os.O_WRONLY | os.O_APPEND, folder)) as fd:
                 try:
                     if kept.end > start:  # torn by a crash
@@ -430,12 +439,17 @@ class Folders:
             said.why += "; nothing of this write is stored"
             raise said from error
 
-    def _acknowledge(self, folder: int, kept: Kept) -> None:
-        # Not synced: after a power cut it says less than it could, and then a torn last line is taken for what it is.
+    def _acknowledge(self, folder: int, kept: Kept, root: int | None = None) -> None:
+        """Note how far the journal is on disk. With ``root`` surely; else soon: after a power cut it says less than it could."""
+        data = b"%s %020d\n" % (kept.book.name.encode("ascii", "replace"), kept.size)
+        if root is not None:
+            self.put(root, ACKED, data, folder, byte=self.byte(filenames.encode(kept.book.row.task)))
+            kept.acked = True
+            return
         try:
-            with self.ops.opened(self.ops.open(ACKED, os.O_WRONLY | os.O_CREAT, folder)) as fd:
-                self.ops.write_all(fd, b"%s %020d\n" % (kept.book.name.encode("ascii"), kept.size))
-        except (OSError, StoreFull):
+            with self.ops.opened(self.ops.open(ACKED, os.O_WRONLY, folder)) as fd:
+                self.ops.write_all(fd, data)
+        except OSError:
             pass
 
     def rewrite(self, root: int, folder: int, task: str, kept: Kept, lines: bytes) -> None:
@@ -444,10 +458,6 @@ class Folders:
         with self.mutex:
             self.kept.pop(name, None)
         self.put(root, filenames.JOURNAL, lines, folder, byte=self.byte(name))
-        with self.mutex:
-            fresh = self.journal(root, task)
-        if fresh is not None and self.full:
-            self._acknowledge(folder, fresh)
 
 
 def _named(error: OSError) -> str:

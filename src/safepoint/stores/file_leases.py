@@ -156,7 +156,7 @@ class FileLeases:
                     try:
                         before = kept.book.row
                         mine = replace(before, status="running", attempts=before.attempts + 1, updated_at=now())
-                        f.append(folder, task, kept, kept.book.mark(now(), mine, fence=row.fence))
+                        f.append(root, folder, task, kept, kept.book.mark(now(), mine, fence=row.fence))
                     except BaseException:
                         self._put_back(root, name, lease)
                         raise
@@ -213,7 +213,7 @@ class FileLeases:
                 if kept is not None and kept.book.exists:
                     with f.ops.opened(f.ops.child(name, root)) as folder:
                         row = replace(patched(kept.book.row, patch), updated_at=now())
-                        f.append(folder, task, kept, kept.book.mark(now(), row))
+                        f.append(root, folder, task, kept, kept.book.mark(now(), row))
                 _probe.at("release.patched")
                 self._put_lease(root, name, msgspec.structs.replace(lease, state="released"), f.byte(name))
         # After the file: the other way round, the holder would look dead for a moment.
