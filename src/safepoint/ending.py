@@ -58,6 +58,8 @@ class Ending(Caller):
     _closed: bool
     _token: Any
     _ended_as: str | None
+    _named: str | None = None
+    """The named step that is under way."""
     leftovers: tuple[resources.Told, ...] = ()
     """What became of the outside resources that the ended task had left open: where, of what kind, and how."""
     _left_at: int | None = None

@@ -302,6 +302,12 @@ class RunBase(Restoring):
                 "a thread or task of its own is still inside run.call",
                 "Wait for it before the step ends, or use run.call_many.",
             )
+        if self._named is not None:
+            raise UsageError(
+                f"the step ends while named step {self._named!r} is under way",
+                "its product would be of one that has not ended",
+                "Let it end first; it is saved then.",
+            )
         yield Io(self._flow.flush)
         yield from self._flow.close_open()
         mine = (self._state.step, self._state.seq, self._state.branch, self._state.task_id)

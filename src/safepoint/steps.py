@@ -17,7 +17,7 @@ from safepoint.codec import values
 from safepoint.codec.states import Control
 from safepoint.errors import CallFailed, Damaged, RunEnded, SafepointError, UsageError
 from safepoint.model import a_type, check_id
-from safepoint.rows import CallRow
+from safepoint.rows import CallRow, replace
 from safepoint.rules import steps
 from safepoint.rules.steps import Action, Book, Decision, Made
 from safepoint.script import Exec, Io, Script
@@ -43,8 +43,8 @@ class NamedSteps:
     _state: State
     _control: Control
     _in_agent: bool
-    _named: str | None = None
-    """The step that is under way."""
+    _asked_pauses: dict[str, int]
+    _named: str | None
     _code: dict[str, Any] | None = None
     """What each name stands for in this run."""
 
@@ -219,6 +219,7 @@ class NamedSteps:
         """Run it, and keep what comes of it."""
         flow = self._flow
         before, scope, earlier = dict(flow.journal.delivered), flow.journal.scope, flow.journal.earlier
+        pauses = dict(self._asked_pauses)
         parks = flow.parks_below, flow.parks_why
         self._named = name
         lent: dict[int, CallRow] = {}
@@ -234,6 +235,7 @@ class NamedSteps:
             own = isinstance(raised, CallFailed) or not isinstance(raised, SafepointError)
             if flow.ended is not None or not (optional and own and isinstance(raised, Exception)):
                 self._give_back(before, scope)
+                self._asked_pauses = pauses
                 raise
             value, code, error = None, b"failed", type(raised).__name__
         finally:
@@ -295,7 +297,8 @@ class NamedSteps:
                 if row.status in ("succeeded", "failed"):
                     lent[row.no] = row
         with flow.lock:
-            flow.journal.rows.update(lent)
+            # As of this step: one that is made again, such as a read whose result is damaged too, is then written as its own.
+            flow.journal.rows.update({no: replace(row, step=flow.step) for no, row in lent.items()})
             flow.journal.earlier |= lent.keys()  # a write among them that is not asked for stands in the way of another one
         if not set(made.writes) <= flow.journal.rows.keys():
             flow.parks_below, flow.parks_why = flow.step + 1, f"the record of what {name!r} did when it was made is gone"
@@ -305,10 +308,12 @@ class NamedSteps:
         journal = self._flow.journal
         with self._flow.lock:
             for no, row in lent.items():
+                if journal.rows[no].version != row.version:
+                    continue  # it was made again, and is this step's
                 if no in journal.delivered:
-                    journal.borrowed[no] = row  # it belongs to this step from now on
+                    journal.borrowed[no] = row  # becomes this step's with its save
                 else:
-                    journal.rows.pop(no, None)
+                    del journal.rows[no]
 
     def _give_back(self, before: Mapping[int, bool], scope: int) -> None:
         """The step came to nothing. If the program tries it once more, its calls are served from the record."""

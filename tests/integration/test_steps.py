@@ -301,6 +301,46 @@ def test_a_lost_product_whose_writes_are_on_no_record_is_for_a_person(url, world
     assert world.log == [(1,)]
 
 
+@pytest.mark.parametrize("caught", [True, False])
+def test_a_lost_product_of_a_step_that_saw_a_failure(cp, world, caught):
+    read = declare(world, "read")
+
+    def work():
+        try:
+            got = run.call(read, 1)
+        except CallFailed:
+            got = "none"
+        return [got, run.call(read, 2) if caught else 0, "lost one" * 90]
+
+    world.next = [OSError("once")]
+    with cp.resume("t") as run:
+        first = run.step("work", work)
+        run.save()
+    assert spoil(cp, "t", b"lost onelost one")
+    with cp.resume("t") as run:
+        again = run.step("work", work)
+        run.save()
+    # One that the step went past failed for it; one that came last is made again.
+    assert again == (first if caught else ["done 2", *first[1:]])
+    assert world.log == [(1,), (2,)] if caught else [(1,), (1,)]
+    assert statuses(cp) == (["failed", "succeeded"] if caught else ["succeeded"])
+    with cp.resume("t") as run:
+        assert run.step("work", work) == again
+
+
+def test_a_question_inside_of_a_step(cp):
+    def work():
+        return run.pause("sure", "?")
+
+    with pytest.raises(safepoint.DecisionNeeded), cp.resume("t") as run:
+        run.step("work", work)
+    cp.answer("t", "sure", "yes")
+    with cp.resume("t") as run:
+        assert run.step("work", work) == "yes"
+    with cp.resume("t") as run:
+        assert run.step("work", work) == "yes"
+
+
 def test_killed_between_its_calls_and_its_save_it_repeats_nothing(cp, world):
     write = declare(world)
 
@@ -369,6 +409,7 @@ def test_forks_go_on_from_their_own_products(cp, lab, first):
         (lambda run: run.step("a", 3), "to be called"),
         (lambda run: run.step("a", lambda: run.step("b", lambda: 1)), "is under way"),
         (lambda run: run.step("a", lambda: 1, pure=1), "must be a bool"),
+        (lambda run: run.step("a", run.save), "under way"),
         (lambda run: run.product("a"), "no product 'a'"),
     ],
 )

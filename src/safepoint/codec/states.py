@@ -49,7 +49,7 @@ class Control:
     @property
     def lost(self) -> tuple[str, ...]:
         """Names of products that were made, and are not there."""
-        return tuple(sorted(n for n, parts in self.made.items() if n not in self.products and "made" in parts))
+        return tuple(sorted(n for n, p in self.made.items() if n not in self.products and type(p) is list and "made" in p))
 
     def copy(self) -> Control:
         turns = [list(t) for t in self.turns]
@@ -57,7 +57,7 @@ class Control:
 
     @classmethod
     def of(cls, tree: Mapping[str, Any]) -> Control:
-        named = [tree.get(part) or {} for part in ("made", SPARE)]
+        named = [part if type(part := tree.get(name)) is dict else {} for name in ("made", SPARE)]
         return cls(tree["turns"], tree["finished"], tree.get("guard", 0), tuple(tree.get("requires", ())), *named)
 
 
