@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from safepoint._version import __version__
 from safepoint.agent import run_agent
 from safepoint.checkpointer import Checkpointer, open
+from safepoint.codec.kinds import MissingMember
 from safepoint.codec.registry import register
 from safepoint.codec.resource import Resource
 from safepoint.doctoring import Doctor
@@ -64,7 +65,9 @@ from safepoint.model import (
     TaskInfo,
     Unknown,
 )
+from safepoint.moving import CopyReport, ExportReport, ImportReport, Progress, TaskCopy
 from safepoint.resources import resource
+from safepoint.rules.diffing import Change, Diff
 from safepoint.rules.health import messages_complete, requires
 from safepoint.rules.planning import Branch, Candidate, Plan, PlannedCall
 from safepoint.rules.verifying import Damage, Verification
@@ -84,18 +87,23 @@ __all__ = [
     "CallInProgress",
     "CallMismatch",
     "Candidate",
+    "Change",
     "Checkpoint",
     "Checkpointer",
     "CleanupLine",
     "CleanupReport",
     "Conflict",
+    "CopyReport",
     "Damage",
     "Damaged",
     "DecisionNeeded",
     "DidNotHappen",
+    "Diff",
     "Doctor",
     "Done",
+    "ExportReport",
     "Finding",
+    "ImportReport",
     "InDoubt",
     "InvalidState",
     "LeaseHeld",
@@ -103,6 +111,7 @@ __all__ = [
     "MergeConflict",
     "Metrics",
     "MissingExtra",
+    "MissingMember",
     "NewerFormat",
     "NewerSchema",
     "NotDone",
@@ -111,6 +120,7 @@ __all__ = [
     "Pause",
     "Plan",
     "PlannedCall",
+    "Progress",
     "Recovery",
     "RefusedType",
     "Repair",
@@ -124,6 +134,7 @@ __all__ = [
     "StepResult",
     "StoreCleanup",
     "StoreFull",
+    "TaskCopy",
     "TaskInfo",
     "Tool",
     "Unavailable",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from safepoint.checking import check_number
-from safepoint.codec import chunks, masked, states, to_json
+from safepoint.codec import chunks, states, to_json
 from safepoint.errors import NotFound, SafepointError, UsageError
 from safepoint.model import Obj, a_type, check_id
 from safepoint.rows import CheckpointRow
@@ -28,7 +28,8 @@ class ComparingVerbs:
         """What leads from one checkpoint to another, of the same task or of two.
 
         ``str`` of it is one line (``+2 messages, phase: plan -> act``), ``entries`` has every difference with its path, and
-        ``patch()`` is a JSON Patch. Stored data is compared as it is: no class is needed and no migration run.
+        ``patch()`` is a JSON Patch. Stored data is compared as it is: no class is needed and no migration run. Values of resources are
+        in the patch, as it is data, and in no text.
 
         Args:
             a: A checkpoint's number, or the name of a branch for its head.
@@ -67,7 +68,7 @@ class ComparingVerbs:
 def _json(task: str, row: CheckpointRow, objects: Mapping[bytes, Obj]) -> object:
     states.check_row(task, row)
     try:
-        return to_json(masked(chunks.unpack_plain(row.root, row.refs, objects)))
+        return to_json(chunks.unpack_plain(row.root, row.refs, objects))
     except SafepointError as error:
         error.what = f"{task}@{row.seq}: {error.what}"
         error.details.update(task=task, seq=row.seq)

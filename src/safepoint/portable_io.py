@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import os
 import secrets
@@ -87,6 +86,8 @@ def write(target: Target, lines: Iterable[bytes]) -> int:
 def _into(out: IO[bytes], lines: Iterable[bytes], *, packed: bool) -> int:
     counted = _Counted(out)
     if packed:
+        import gzip  # only here: what is read is unpacked within bounds
+
         # Without a name and a time in it, so that equal exports are equal files.
         with gzip.GzipFile(filename="", mode="wb", fileobj=counted, compresslevel=6, mtime=0) as z:
             for line in lines:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import unicodedata
 from pathlib import Path
+from unittest.mock import ANY
 
 import apsw
 import pytest
@@ -246,6 +247,43 @@ def json_unpin(run, db):
 def json_rm(run, db):
     assert run("rm", "kept", "--yes") == {"task_id": "kept", "deleted": True}
     assert rows(db, "SELECT 1 FROM sp_tasks WHERE task = 'kept'") == []
+
+
+def json_diff(run, db):
+    data = run("diff", "kept@1", "3")
+    assert (data["a"], data["b"], data["summary"]) == ("kept@1", "kept@3", "+2 messages, step: 1 -> 3")
+    assert [e["path"] for e in data["entries"]] == ["/messages/1", "/messages/2", "/step"]
+    assert {"op": "replace", "path": "/step", "value": 3} in data["patch"]
+    assert run("diff", "kept@1", "3", "--patch") == data["patch"]
+
+
+def json_copy(run, db):
+    to = f"sqlite:///{db.parent}/copy.db"
+    data = run("copy", "--to", to)
+    assert data["changed"]
+    assert {t["result"] for t in data["tasks"]} == {"copied"}
+    assert run("copy", "kept", "--to", to) == {
+        "changed": False,
+        "tasks": [
+            {"task_id": "kept", "result": "unchanged", "checkpoints": 5, "calls": 0, "pauses": 0, "bytes": ANY, "skipped": []}
+        ],
+    }
+
+
+def json_export(run, db):
+    file = db.parent / "kept.safepoint"
+    assert run("export", "kept@2", file) == {
+        "task_id": "kept", "seq": 2, "checkpoints": 1, "calls": 0, "pauses": 0, "bytes": file.stat().st_size, "file": str(file),
+    }  # fmt: skip
+
+
+def json_import(run, db):
+    run("export", "kept@2", db.parent / "kept.safepoint")
+    data = run("import", db.parent / "kept.safepoint", "--as", "mailing")
+    assert data == {
+        "task_id": "mailing", "what": "checkpoint", "result": "imported", "branch": "import-2", "seq": 3, "checkpoints": 1, "calls": 0,
+        "pauses": 0,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("command", sorted(cli.commands))

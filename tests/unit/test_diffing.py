@@ -178,8 +178,9 @@ def test_fields_of_classes_are_shown_and_others_by_type():
 
     assert line(plan("app:Plan", goal="a"), plan("app:Plan", goal="b")) == "plan.goal: a -> b"
     assert line(plan("app:Plan", goal="a"), plan("app:Other", goal="a")) == "plan: <app:Plan> -> <app:Other>"
-    hidden = line(plan("safepoint:Resource", value="s3cret"), plan("safepoint:Resource", value="s3cret2"))
-    assert hidden == "plan: <safepoint:Resource> -> <safepoint:Resource>"
+    one, two = (plan("safepoint:Resource", kind="upload", value=v) for v in ("s3cret", "s3cret2"))
+    assert line(one, two) == "plan: <Resource upload> -> <Resource upload>"
+    assert "s3cret" not in str(check(state(), two).entries) + line(state(), two) + line(two, state())
     when = to_json(decode_plain(encode(datetime(2026, 1, 2, tzinfo=UTC), REGISTRY)))
     assert short(when) == '<datetime "2026-01-02T00:00:00+00:00">'
     assert short({"$bytes": "AAAA"}) == "<3 bytes>"

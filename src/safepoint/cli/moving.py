@@ -17,8 +17,10 @@ from safepoint.cli.ending import STORE
 from safepoint.cli.opening import open_made, split_at
 from safepoint.cli.screen import Screen
 from safepoint.cli.text import clean, name, shell, size
+from safepoint.codec import masked
 from safepoint.errors import NotFound, UsageError
 from safepoint.moving import CopyReport, Progress
+from safepoint.rules.diffing import compare
 
 __all__: list[str] = []
 
@@ -138,13 +140,16 @@ def diff(a: str, b: str | None, patch: bool) -> None:
         cp.status(task)
         found = cp.diff(task, _head(cp, task) if left is None else left, right, task_b=other)
     screen = Screen()
+    if patch or as_json():
+        # What is printed is read: values of resources are not in it.
+        ops = compare(found.a, found.b, masked(found.before), masked(found.after)).patch()
     if patch:
-        screen.json(found.patch())
+        screen.json(ops)
         return
     if as_json():
         fields = ("op", "path", "label", "before", "after")
         entries = [{f: getattr(e, f) for f in fields} for e in found.entries]
-        screen.json({"a": found.a, "b": found.b, "summary": str(found), "entries": entries, "patch": found.patch()})
+        screen.json({"a": found.a, "b": found.b, "summary": str(found), "entries": entries, "patch": ops})
         return
     screen.line(f"{found.a} -> {found.b}: {found}")
     for entry in found.entries:

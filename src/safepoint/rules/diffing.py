@@ -22,6 +22,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from safepoint.codec.classes import KINDS
+from safepoint.codec.resource import masked
 from safepoint.errors import UsageError
 
 __all__ = ["LCS_CELLS", "Change", "Diff", "apply", "compare", "short", "summary"]
@@ -443,6 +444,9 @@ def _short_typed(mark: str, value: dict[str, Any]) -> str:
         return f"{{{len(inner)} keys}}"
     if mark != "$type":
         return f"<{mark[1:]}>"
+    hidden = masked(value)
+    if type(hidden) is str:
+        return hidden[:80]  # a resource: its value is for nobody to see
     name = str(value.get("class", inner))[:80]
     if inner in _SHOWN and type(payload := value.get("value")) in (str, int, float):
         return f"<{name} {short(payload)}>"
