@@ -336,7 +336,7 @@ def audit_task(store: Store, task: str, branches: bool, tick: Callable[[int], No
         while (next_part := next(again, None)) is not None and audit.retake(next_part):
             pass
         del again
-    older = store.rolled_back(task) if audit.parts or branches else None
+    older = _older(store, task) if audit.parts or branches else None
     if older is not None:
         audit.parts += 1
         audit.damages.append(Damage(task, f"task {task!r}", store.place(task, "task", task), older.why or older.what, "older"))
@@ -346,6 +346,13 @@ def audit_task(store: Store, task: str, branches: bool, tick: Callable[[int], No
         if why:
             audit.condemn(seq, why)
     return audit
+
+
+def _older(store: Store, task: str) -> Damaged | None:
+    try:
+        return store.rolled_back(task)
+    except Damaged:
+        return None  # what it would have been compared with cannot be read, as the walk has said
 
 
 def _unreadable(store: Store, task: str, space: str, seq: int) -> str:

@@ -10,6 +10,7 @@ import safepoint
 from safepoint import NotFound, State
 from safepoint.stores.memory import MemoryStore
 from tests.support.runs import declare
+from tests.support.scale import scale
 from tests.support.spoil import spoil
 
 CANARY = "c4n4ry"
@@ -283,6 +284,7 @@ def test_a_newer_format_is_left_alone(db):
     assert "checkpoint 3 is left alone" in str(found.notes[0])
 
 
+@pytest.mark.scaled
 def test_a_store_in_use_is_sound(cp):
     """Agents save, fall under retention and delete while it is verified: nothing of that looks like damage."""
     stop = threading.Event()
@@ -307,7 +309,7 @@ def test_a_store_in_use_is_sound(cp):
     for thread in threads:
         thread.start()
     try:
-        for _ in range(15):
+        for _ in range(scale(20, 500)):
             found = cp.verify()
             assert found.ok, str(found)
     finally:
@@ -315,3 +317,12 @@ def test_a_store_in_use_is_sound(cp):
         for thread in threads:
             thread.join()
     assert errors == []
+
+
+async def test_the_async_twins(sqlite):
+    made(sqlite)
+    async with safepoint.open_async(sqlite.store.url) as acp:
+        assert (await acp.verify("t")).ok
+        assert (await acp.doctor("t")).ok
+        report = await acp.repair()
+        assert report.damages == []

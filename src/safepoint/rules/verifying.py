@@ -190,6 +190,7 @@ class Audit:
         self._loads: dict[tuple[str, str], Ranges] = {}
         self._newest: dict[tuple[str, str], int] = {}
         self._looked_again = False
+        self._missing: set[bytes] = set()
 
     # -- the first time
 
@@ -310,6 +311,7 @@ class Audit:
     def again(self, *, branches: bool = False) -> bool:
         """Whether the rows have to be looked at once more. With ``branches`` also where nothing is wrong, to say what loads."""
         missing = self._reach()
+        self._missing = set(missing)
         for name in missing:
             self.bad_objects[name] = self._damaged("object", name, _object_name(name), "it is missing")
         self._spread()
@@ -420,7 +422,9 @@ class Audit:
             if damage.kind == "object" and damage.key is not None:
                 checkpoints, calls = self._takes.get(damage.key, (Ranges(), Ranges()))
                 damage = replace(damage, checkpoints=checkpoints.frozen(), calls=calls.frozen())
-                if not still(damage):
+                # Missed by rows that were there at the first look and are not at the second: retention took both.
+                went = damage.key in self._missing and not checkpoints.runs and not calls.runs
+                if went or not still(damage):
                     self.bad_objects.pop(damage.key, None)
                     continue
             damages.append(damage)
