@@ -11,9 +11,8 @@ import pytest
 from pydantic import BaseModel, Field, create_model
 
 import safepoint
-from safepoint import State, plain, tool
+from safepoint import MissingMember, State, plain, tool
 from safepoint.cli import main
-from safepoint.codec.kinds import MissingMember
 from safepoint.codec.salvage import salvaged
 from safepoint.errors import Damaged, InvalidState, NewerSchema, RefusedType, SafepointError, UsageError
 from safepoint.plain import Tagged
