@@ -13,6 +13,7 @@ from safepoint.restoring import Wish
 from safepoint.rows import BranchRow, CallRow, CheckpointRow, Commit, TaskPatch, TaskRow
 from safepoint.rules import planning, recovery
 from safepoint.rules.planning import Branch, Candidate, Plan
+from safepoint.steps import book_of
 from safepoint.stores import holder
 from safepoint.stores.base import Store
 
@@ -122,6 +123,7 @@ class BranchVerbs:
             newest=here.head.seq if here is not None else None,
             branch=branch,
             guard=guard if guard > step else 0,
+            products=book_of(state._base.control).standings() if state is not None and state._base is not None else {},
             candidates=_candidates(choice, None if state is None or problem is not None else state.seq),
         )
 

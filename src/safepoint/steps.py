@@ -62,8 +62,7 @@ class NamedSteps:
     def products(self) -> dict[str, str]:
         """How each named step of the task stands: ``made``, ``failed`` (and optional), ``skipped`` (by its rule), ``lost`` (its
         product cannot be read), or ``fallen`` (out of date: what it was made from has changed or is lost)."""
-        book = self._book()
-        return {name: book.standing(name) for name in book.made}
+        return self._book().standings()
 
     def product(self, name: str) -> Any:
         """What the step of this name returned; None if it failed, was skipped, or is optional and lost. Each time a copy.

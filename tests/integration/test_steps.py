@@ -114,6 +114,15 @@ def test_what_is_lost_is_made_again_with_all_that_depends_on_it(cp, lab, first, 
     assert lab.made == made
 
 
+def test_the_plan_tells_what_is_lost(cp, lab, first):
+    assert cp.plan("t").products == dict.fromkeys(("plan", "fetch", "report"), "made")
+    spoil(cp, "t", b"fetchedx")
+    plan = cp.plan("t")
+    assert plan.products == {"plan": "made", "fetch": "lost", "report": "fallen"}
+    assert "product fetch is lost" in str(plan)
+    assert "product plan" not in str(plan)
+
+
 def test_a_lost_product_stays_known_as_lost_through_saves(cp, lab, first):
     assert spoil(cp, "t", b"fetchedx")
     state = cp.load_latest("t")

@@ -66,8 +66,7 @@ def header(head: Checkpoint) -> Facts:
 
 def products(tree: Facts) -> dict[str, str]:
     """How each named step stands."""
-    book = book_of(Control.of(tree))
-    return {name: book.standing(name) for name in book.made}
+    return book_of(Control.of(tree)).standings()
 
 
 def call(task_id: str, row: CallRow, objects: Mapping[bytes, Obj] | None) -> Facts:
@@ -146,6 +145,7 @@ def plan(p: Plan) -> Facts:
             for c in p.calls
         ],
         "pauses": list(p.pauses),
+        "products": dict(p.products),
         "newest": p.newest,
         "branch": p.branch,
         "guard": p.guard,

@@ -372,6 +372,9 @@ def plan(screen: Screen, p: Facts) -> None:
                 for c in p["calls"]
             ],
         )
+    for step, standing in p["products"].items():
+        if standing in ("lost", "fallen"):
+            screen.line(f"product {name(step)} is {standing}: it is made anew when its step is reached")
     for no in p["pauses"]:
         screen.line(f"pause {no} waits for an answer: {_safepoint()} answer {_word(p['task_id'])} {no} JSON")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, cast
 
@@ -96,6 +96,8 @@ class Plan:
     """The newest ones, and all down to the one that is taken."""
     guard: int = 0
     """In steps below this, a write that is not on record is parked for a person."""
+    products: Mapping[str, str] = field(default_factory=dict)
+    """How each named step stands; see docs/steps.md."""
 
     def __str__(self) -> str:
         at = f" from {self.task_id}@{self.seq}, step {self.step}" if self.seq is not None else ""
@@ -104,6 +106,7 @@ class Plan:
         if self.guard > self.step:
             lines.append(f"  below step {self.guard} no write is made that is not on record")
         lines += [f"  call {p.call.no} {p.call.tool} ({p.call.effect}, {p.call.status}): {p.action}" for p in self.calls]
+        lines += [f"  product {n} is {how}: made anew" for n, how in self.products.items() if how in ("lost", "fallen")]
         lines += [f"  pause {n} waits for an answer" for n in self.pauses]
         return "\n".join(lines)
 

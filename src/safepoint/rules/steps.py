@@ -191,6 +191,9 @@ class Book:
             return LOST
         return self.made[name].status if self.sound(name) else FALLEN
 
+    def standings(self) -> dict[str, str]:
+        return {name: self.standing(name) for name in self.made}
+
     def versions(self, needs: Iterable[str]) -> dict[str, Version]:
         """What a step that runs now is made from."""
         return {need: WITHOUT if need in self.lost else self.made[need].version for need in needs}
