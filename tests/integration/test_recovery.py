@@ -1,7 +1,9 @@
 """Going back: recovery when the newest checkpoint cannot be used, a person's rewind and fork, and what guards against a blind repeat."""
 
+import asyncio
 import dataclasses
 import logging
+import shutil
 
 import pytest
 
@@ -682,6 +684,21 @@ def test_field_case_10_no_error_is_taken_for_an_empty_task(cp, broken):
     assert cp.store.read("t", seq=2) == before
 
 
+@pytest.mark.parametrize("value", [0, -1, 1 << 200, 0.0, -0.0, float("inf"), "", "\0", "\ud800", b"", [], {}, (), None, False])
+def test_field_case_10a_what_a_save_accepts_a_load_accepts(cp, value):
+    for i, state in enumerate(
+        [
+            State("t0", step=0, messages=[value], agent_state={"v": value}, metadata={"v": value}),
+            State("t1", step=1 << 40, version=1 << 40, agent_state=value),
+            State(" t ", branch="b" * 512, agent_state={"": value}, metadata={"": value}),
+        ]
+    ):
+        cp.save(state)
+        again = cp.load_latest(state.task_id)
+        assert (again.step, again.messages, again.agent_state) == (state.step, state.messages, state.agent_state), i
+        assert cp.plan(state.task_id).seq == 1
+
+
 def test_field_case_32_one_bad_version_is_passed_by_a_single_call(url):
     """(b): v4 breaks a rule that came later; the others list and load, and going back is one call."""
 
@@ -716,3 +733,82 @@ def test_heads_and_fork_points_stay_as_targets(cp, world):
     assert {3, 5} <= left
     assert cp.rewind("t", branch="a").seq == 5
     assert cp.fork("t", 3, name="b").parent_seq == 3
+
+
+# -- a store that is older than what it acknowledged
+
+
+@pytest.fixture
+def restored(tmp_path):
+    """A SQLite store put back to where it stood when a task had done two steps of five."""
+    path = tmp_path / "agent.db"
+    with safepoint.open(f"sqlite:///{path}") as cp:
+        go_on(cp, 2)
+    shutil.copy(path, tmp_path / "backup")
+    with safepoint.open(f"sqlite:///{path}") as cp:
+        go_on(cp, 5)
+    shutil.copy(tmp_path / "backup", path)
+    with safepoint.open(f"sqlite:///{path}") as cp:
+        yield cp
+
+
+def test_nobody_goes_on_from_an_older_store_without_a_persons_word(restored, world):
+    before = list(world.log)
+    for options in ({}, {"fresh_start": True}, {"recover": "strict"}, {"recover": "manual"}, {"branch": "main"}):
+        with pytest.raises(Damaged) as caught:
+            restored.resume("t", **options)
+        assert caught.value.details["rolled_back"]
+        with pytest.raises(Damaged):
+            safepoint.run_agent(lambda run: run.finish(), task_id="t", store=restored, **options)
+    for act in (restored.plan, lambda t: restored.rewind(t, branch="main"), lambda t: restored.rewind(t, 99)):
+        with pytest.raises(Damaged):
+            act("t")
+    assert world.log == before
+
+
+@pytest.mark.parametrize("how", ["rewind", "at", "head"])
+def test_a_person_takes_it_as_it_stands_and_no_write_is_made_blindly(restored, world, how):
+    before = list(world.log)
+    if how == "rewind":
+        assert restored.rewind("t", 3).parent_seq == 3
+    else:
+        with restored.resume("t", at=3 if how == "head" else 2) as run:
+            assert run.recovery.mode == "at"
+            assert run.recovery.guard == 7
+    assert restored.plan("t").guard == 7
+    for n in range(2, 7):
+        with pytest.raises(safepoint.InDoubt):
+            go_on(restored, 7)
+        (call,) = restored.calls("t", status="in_doubt")
+        restored.resolve("t", call.no, Done("made") if n < 5 else NotDone())
+    go_on(restored, 8)
+    assert world.log == [*before, (5,), (6,), (7,)]
+
+
+# -- the async face
+
+
+def test_async_twins(cp, world):
+    steps(cp, 3)
+    asyncio.run(twins(cp))
+
+
+async def twins(cp):
+    async with safepoint.open_async(cp) as acp:
+        assert (await acp.plan("t", requires=["x"])).skipped[0][0] == 4
+        assert (await acp.fork("t", 2, name="try")).seq == 5
+        assert (await acp.rewind("t", 2)).branch == "main~1"
+        assert [b.name for b in await acp.branches("t") if b.current] == ["main~1"]
+        async with acp.resume("t", at=3) as run:
+            assert (run.recovery.mode, run.state.branch) == ("at", "main~2")
+        with pytest.raises(DecisionNeeded):
+            async with acp.resume("t", recover="manual", branch="main"):
+                pass
+
+        async def step(run):
+            run.finish(run.state.step)
+
+        outcome = await safepoint.run_agent_async(step, task_id="t", input="go", store=acp, at=2, requires=["i"])
+        assert (outcome.result, outcome.recovery.mode) == (1, "at")
+        with pytest.raises(UsageError):
+            await safepoint.run_agent_async(step, task_id="t", store=acp, recover="x")

@@ -146,8 +146,23 @@ def test_courses():
     assert course(rows=rows, branches=own, left=own[1]) == recovery.Course(
         1, 9, course(rows=rows, branches=own, left=own[1]).why
     )
-    assert course(rows=BACK, branches=BRANCHES, left=BRANCHES[1], left_guard=None).guard == 4
+    assert course(rows=BACK, branches=BRANCHES, left=BRANCHES[1], left_guard=None).guard == 0
+    by_hand = [*MAIN, row(5, 2, 1, "main~1", "manual"), row(6, 5, 2, "main~1")]
+    assert course(rows=by_hand, branches=BRANCHES, left=BRANCHES[1], left_guard=None).guard == 4
     assert course(left_guard=None).guard == 0  # what is left lies on the same branch: its guard is the chosen one's too
+
+
+def test_a_guard_that_cannot_be_read_matters_unless_all_branches_in_between_fell_back():
+    def back(kind, rows=BACK, branches=BRANCHES):
+        rows = [*rows[:4], row(5, 2, 1, "main~1", kind), *rows[5:]]
+        return recovery.only_fell_back(rows, branches, branches[1], "main")
+
+    assert back("step")
+    assert not back("manual")
+    assert not back("fresh")
+    assert not recovery.only_fell_back([r for r in BACK if r.seq != 5], BRANCHES, BRANCHES[1], "main")
+    assert not recovery.only_fell_back(BACK, BRANCHES, BRANCHES[0], "main~1")
+    assert recovery.only_fell_back(BACK, BRANCHES, BRANCHES[1], "main~1")
 
 
 class Task:
@@ -230,7 +245,10 @@ class Task:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.integers(0, 1 << 32), st.lists(st.sampled_from(["step", "step", "step", "rewind", "prune", "fork", "switch"]), max_size=40))
+@given(
+    st.integers(0, 1 << 32),
+    st.lists(st.sampled_from(["step", "step", "step", "rewind", "prune", "fork", "switch"]), max_size=40),
+)
 def test_no_write_is_made_twice_on_a_line_whatever_was_deleted_and_gone_back_over(seed, acts):
     task = Task(random.Random(seed))
     for act in acts:

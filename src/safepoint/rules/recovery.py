@@ -158,6 +158,27 @@ def reach(
     return max(steps, default=-1) + 1 + lost
 
 
+def only_fell_back(rows: Sequence[CheckpointRow], branches: Iterable[BranchRow], left: BranchRow, to: str) -> bool:
+    """Whether every branch from ``left`` back to ``to`` was begun by an automatic fallback. Why those stand under a guard can still
+    be seen in the rows; not so of a person's, who may have accepted a store that was older than it should be."""
+    first: dict[str, CheckpointRow] = {}
+    for row in sorted(rows, key=lambda r: -r.seq):
+        if row.kind != "failure":
+            first[row.branch] = row
+    at = {r.seq: r for r in rows}
+    known = {b.name: b for b in branches}
+    branch: BranchRow | None = left
+    for _ in range(len(known) + 1):
+        if branch is None or branch.name == to:
+            return branch is not None
+        begun = first.get(branch.name)
+        origin = at.get(branch.forked_from or 0)
+        if begun is None or origin is None or begun.kind != "step" or begun.parent_seq != branch.forked_from:
+            return False
+        branch = known.get(origin.branch)
+    return False
+
+
 def stride(rows: Sequence[CheckpointRow]) -> int:
     """The most steps that lie between two checkpoints of a branch: 1 where each is saved."""
     steps = {r.seq: r.step for r in rows}
@@ -215,7 +236,7 @@ def course(
         why = "the branch that was left has a journal of its own"
     elif left is None or has_gap(rows, branches, line, chosen.step, torn):
         why = "checkpoints in between have been deleted or lost, and the records of their calls with them"
-    elif left_guard is None and left.name != chosen.branch:
+    elif left_guard is None and not only_fell_back(rows, branches, left, chosen.branch):
         why = "what was left cannot be read, and may have stood under a guard"
     mine = reach(rows, branches, calls, lines) if why else 0
     if older is not None:
