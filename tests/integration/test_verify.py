@@ -1,5 +1,6 @@
 """verify: each kind of damage is found with its place, and what it takes with it; what is sound is called sound."""
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -319,10 +320,35 @@ def test_a_store_in_use_is_sound(cp):
     assert errors == []
 
 
-async def test_the_async_twins(sqlite):
+def test_field_case_84b_a_checkpoint_that_cannot_be_read_is_kept_and_reported(cp):
+    if not cp.store.chunked:
+        pytest.skip("chunked is False")
+    state = made(cp)
+    state.messages = []
+    for i in range(4):
+        state.messages = [big(100 + i)]
+        cp.save(state)
+    spoil(cp, "t", b"message 0 ", "corrupt", seq=6)
+    broken = {n for d in cp.verify("t").damages for first, last in d.checkpoints for n in range(first, last + 1)}
+    assert broken == {2, 3, 4, 5, 6}
+    report = cp.cleanup("t", keep_latest=1)
+    assert set(report.deleted).isdisjoint(broken)
+    after = cp.verify("t")
+    assert {n for d in after.damages for first, last in d.checkpoints for n in range(first, last + 1)} == broken
+    assert after.branches[0].loads == ((10, 10),)
+    # Repaired, the others come under retention again.
+    if isinstance(cp.store, MemoryStore):
+        assert cp.repair(in_place=True).lost_checkpoints == {"t": ((2, 6),)}
+        assert cp.verify().ok
+
+
+def test_the_async_twins(sqlite):
     made(sqlite)
-    async with safepoint.open_async(sqlite.store.url) as acp:
-        assert (await acp.verify("t")).ok
-        assert (await acp.doctor("t")).ok
-        report = await acp.repair()
-        assert report.damages == []
+
+    async def twins():
+        async with safepoint.open_async(sqlite.store.url) as acp:
+            assert (await acp.verify("t")).ok
+            assert (await acp.doctor("t")).ok
+            assert (await acp.repair()).damages == []
+
+    asyncio.run(twins())
