@@ -303,6 +303,9 @@ class KeepingVerbs:
             return
         try:
             if look is None:
+                info = self.store.task(task_id)
+                if info is None or seq % retention.first_every(info.checkpoints) >= retention.look_every(rules):
+                    return
                 if len(looks) >= REMEMBERED:
                     looks.clear()
                 look = looks[task_id] = _Look(seq, 0, set())
@@ -336,7 +339,8 @@ class KeepingVerbs:
                 seqs = ", ".join(map(str, sorted(found.unreadable)[:5]))
                 log.warning("retention of task %s keeps what cannot be read: %s", task, seqs)
             if len(found.gone) >= due_at:
-                self._prune(task, found)
+                # Of a task that has never been thinned out each look takes a part: this is somebody's save.
+                self._prune(task, found._replace(gone=found.gone[: max(2 * due_at, PAGE)]))
         elif near is not None:
             look.next = seq + max(every, due_at - n_due)
 

@@ -30,7 +30,7 @@ class LargeMachine(StoreMachine):
         return Remote(Place(always_large, (str(self.folder / f"{next(self.numbers)}.db"),)))
 
 
-@pytest.mark.scaled
+@pytest.mark.soak
 def test_machine(tmp_path, monkeypatch):
     monkeypatch.setattr(LargeMachine, "folder", tmp_path, raising=False)
     run_machine(LargeMachine)

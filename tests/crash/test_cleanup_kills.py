@@ -123,7 +123,7 @@ def test_field_case_98_a_save_of_large_parts_killed_at_each_point(url: str, serv
 def test_savers_that_drop_and_add_again_against_two_sweepers(url: str, server: Server) -> None:
     with safepoint.open(url) as cp:
         cp.save(State("shared", messages=sweeping.WORDS[:5]))
-    seconds = scale(1, 20)
+    seconds = scale(1, 5)
     savers = [server.start(sweeping.dropper, url, f"s{i}", seconds) for i in range(2)]
     sweepers = [server.start(sweeping.sweeper, url, seconds, False) for _ in range(2)]
     assert sum(child.result() for child in savers) > 5 * seconds

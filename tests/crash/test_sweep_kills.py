@@ -4,11 +4,15 @@ Also how long others wait for a large one: it takes many short transactions.
 """
 
 import shutil
+import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import safepoint
+from safepoint import Retention, State
 from safepoint.stores.sqlite import SQLiteStore
 from tests.support import raw, sweeping
 from tests.support.children import Server
@@ -105,6 +109,44 @@ def test_others_do_not_wait_for_a_large_clean_up(server: Server, tmp_path: Path)
     # In one transaction it would be as long as all of it. What is left are the machine's own pauses.
     assert longest < max(0.3, seconds / 5)
     check_done(db, LENGTH)
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("milestones", [0, 1], ids=["all may go", "all stay"])
+def test_saves_of_a_long_task_read_little_of_it(milestones: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    length, saves = scale(3_000, 10_000), scale(800, 3_000)
+    store = SQLiteStore(tmp_path / "a.db", durability="process")
+    store.write_task(sweeping.long_task(length, milestones=milestones))
+    cp = safepoint.Checkpointer(store, retention=Retention(keep_latest=20))
+    read, headers = 0, store.headers
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal read
+        rows = headers(*args, **kwargs)
+        read += len(rows)
+        return rows
+
+    monkeypatch.setattr(store, "headers", counted)
+    state = State("long", branch="b")
+    longest = 0.0
+    for i in range(saves):
+        state.step = i
+        began = time.monotonic()
+        cp.save(state)
+        longest = max(longest, time.monotonic() - began)
+        if i % 50 == 0:  # as processes do that live for a few saves
+            cp = safepoint.Checkpointer(store, retention=Retention(keep_latest=20))
+            state = cp.load("long", branch="b")
+    left = store.task("long")
+    assert left is not None
+    print(
+        f"{length} checkpoints, {saves} saves: {read} headers read, the longest save {longest:.2f} s, {left.checkpoints} left"
+    )
+    assert read < 25 * saves
+    # What stays is not read again and again; what may go does go, in parts that a save can bear.
+    assert left.checkpoints < length + saves - (0 if milestones else length / 4)
+    assert store.unreadable("long", [row.seq for row in headers("long")]) == {}
+    store.close()
 
 
 def test_a_dry_run_of_a_large_clean_up_tells_what_it_will_do(long: Path, tmp_path: Path) -> None:

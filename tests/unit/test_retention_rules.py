@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safepoint.errors import UsageError
 from safepoint.model import Retention, to_us
 from safepoint.rows import CheckpointRow
-from safepoint.rules.retention import At, all_every, due, judge, look_every, near, stood_on, threshold
+from safepoint.rules.retention import At, all_every, due, first_every, judge, look_every, near, stood_on, threshold
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -132,6 +132,8 @@ def test_sweeps_at_save_time_are_spread():
 
 
 def test_what_a_save_reads_does_not_grow_with_the_task():
+    assert first_every(100) == 4
+    assert first_every(100_000) == 4096
     assert near(Retention(keep_latest=20), 100) == 228
     assert near(Retention(keep_latest=20, max_age=DAY), 100) is None
     assert near(Retention(keep_latest=None, max_bytes=5), 1) is None

@@ -121,6 +121,12 @@ def look_every(retention: Retention) -> int:
     return max(1, (retention.keep_latest or 1) // 2)
 
 
+def first_every(checkpoints: int) -> int:
+    """At which multiples of ``seq`` such a process looks, the more there is to look at the more seldom. A power of two, as it has
+    to be met by processes that live for one save, while the number of checkpoints goes up and down."""
+    return 1 << max(0, (checkpoints // 16).bit_length() - 1)
+
+
 def near(retention: Retention, due_at: int) -> int | None:
     """How many of the newest checkpoints hold what has become due since the last sweep; None if that cannot be said.
 
@@ -133,8 +139,7 @@ def near(retention: Retention, due_at: int) -> int | None:
 
 
 def all_every(checkpoints: int) -> int:
-    """After how many saves all checkpoints are looked at: two to four are read for each save. A power of two, as it has to be met by
-    processes that live for one save, while the number of checkpoints goes up and down."""
+    """After how many saves all checkpoints are looked at: two to four are read for each save. A power of two too."""
     return 1 << max(0, (checkpoints // 2).bit_length() - 1)
 
 

@@ -22,7 +22,7 @@ from safepoint.stores import sqlite_bigsweep, sqlite_rows
 from safepoint.stores.oslock import LockFile
 from safepoint.stores.sound import Flaw, find, wrong
 from safepoint.stores.sqlite_db import CommitFailed, Connection, Database, sql
-from safepoint.stores.sqlite_rows import key, names, reads
+from safepoint.stores.sqlite_rows import CHECKPOINT, key, names, reads
 from safepoint.stores.witness import Witness
 
 __all__ = ["Removals", "delete_task", "drop_dead_stages", "pin", "prune"]
@@ -31,6 +31,9 @@ LARGE = 5_000
 """Rows and objects of a task that are looked at and swept in one transaction; more take many, see ``sqlite_bigsweep``."""
 
 _TABLES = ("checkpoints", "branches", "objects", "calls", "writes", "pauses", "leases", "outbox", "inputs")
+
+
+_SOME = f"SELECT {', '.join(CHECKPOINT)} FROM sp_checkpoints WHERE k IN (SELECT ?1 << 32 | value FROM json_each(?2))"
 
 
 class _DryRun(Exception):
@@ -81,16 +84,23 @@ class Removals:
 
 def _checkpoints(db: Database, n: int, seqs: Iterable[int], space: str, bad: dict[int, Flaw]) -> Iterator[CheckpointRow]:
     """The rows of these numbers; those on pages that cannot be read are put into ``bad``."""
-    for seq in sorted(seqs):
-        try:
-            with db.reading() as conn:
-                found = conn.rows(sqlite_rows.GET_CHECKPOINT, (key(n, seq),))
-            row = sqlite_rows.checkpoint(found[0]) if found else None
-        except Damaged as error:
-            bad[seq] = Flaw(error.why)
-        else:
-            if row is not None and row.space == space:
+    wanted = sorted(seqs)
+    for i in range(0, len(wanted), 200):
+        for row in _some(db, n, wanted[i : i + 200], bad):
+            if row.space == space:
                 yield row
+
+
+def _some(db: Database, n: int, wanted: list[int], bad: dict[int, Flaw]) -> list[CheckpointRow]:
+    try:
+        with db.reading() as conn:
+            return [sqlite_rows.checkpoint(row) for row in conn.rows(_SOME, (n, json.dumps(wanted)))]
+    except Damaged as error:
+        if len(wanted) == 1:
+            bad[wanted[0]] = Flaw(error.why)
+            return []
+        middle = len(wanted) // 2
+        return _some(db, n, wanted[:middle], bad) + _some(db, n, wanted[middle:], bad)
 
 
 def _objects(db: Database, n: int, wanted: list[bytes]) -> list[Obj]:
