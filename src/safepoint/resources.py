@@ -10,9 +10,10 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from safepoint.codec import Resource, values
+from safepoint.codec import MAX_DEPTH, Resource, values
 from safepoint.codec.kinds import key_text
 from safepoint.errors import CallFailed, NotFound, RefusedType, RunEnded, SafepointError, UsageError
 from safepoint.model import a_type, check_id
@@ -83,25 +84,27 @@ def _hook(kind: str, what: str, fn: Hook | None) -> Tool[Any, Any] | None:
 
 
 def find(value: Any, path: str = "agent_state") -> list[tuple[str, Resource]]:
-    """Every resource in a value, with the path to it."""
+    """Every resource in a value, with a path to it. What is one object at several places is looked into once.
+
+    The value may not be storable: what is in it beyond that is not looked for.
+    """
     found: list[tuple[str, Resource]] = []
-    _walk(value, path, found, set())
+    _walk(value, path, found, set(), MAX_DEPTH)
     return found
 
 
-def _walk(value: Any, path: str, found: list[tuple[str, Resource]], above: set[int]) -> None:
+def _walk(value: Any, path: str, found: list[tuple[str, Resource]], seen: set[int], depth: int) -> None:
     if type(value) in _ATOMS:
         return
     if isinstance(value, Resource):
         found.append((path, value))
         return
-    if id(value) in above:
-        return  # it contains itself: that is for the next save to say
-    above.add(id(value))
+    if id(value) in seen or depth <= 0:
+        return
+    seen.add(id(value))
     for step, part in _parts(value):
         if type(part) not in _ATOMS:
-            _walk(part, path + step, found, above)
-    above.discard(id(value))
+            _walk(part, path + step, found, seen, depth - 1)
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
@@ -113,6 +116,9 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
             yield f"[{i}]", part
     else:
         # Of a class of the application: what it holds, by name, past properties where there is a dict of it.
+        # (A class, a module or a function in the state is for the save to refuse.)
+        if isinstance(value, type | ModuleType | FunctionType):
+            return
         held: dict[str, Any] = dict(getattr(value, "__dict__", None) or {})
         for more in ("__pydantic_extra__", "__pydantic_private__"):
             held |= getattr(value, more, None) or {}
