@@ -177,6 +177,7 @@ class MovingVerbs:
         if problems:
             first = problems[0]
             first.details["report"] = report
+            first.details["copied"] = [t.task_id for t in done]
             if len(problems) > 1:
                 first.why += f"; {len(problems) - 1} more tasks were not copied either"
             first.details["not_copied"] = [p.details.get("task") for p in problems]
@@ -377,9 +378,10 @@ def _copy(source: Store, target: Store, task: str, skip_damaged: bool, held: str
     try:
         how, there = imaging.put(target, packed)
         result = "copied" if how == "written" else "updated" if how == "marks" else "unchanged"
-    except Conflict:
+    except Conflict as error:
         old = imaging.take(target, task)
         if old is None or taken.skipped or not imaging.follows(packed, old.image):
+            error.remedy = "Delete it there, or export this one and import it under another name; nothing was written."
             raise
         _, there = imaging.put(target, packed, replaces=old.image)
         result = "updated"

@@ -42,16 +42,17 @@ def check_whole(url: str, wanted: dict[str, Any]) -> set[str]:
         return found
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize("to", ["sqlite", "file"])
 @pytest.mark.parametrize("point", COPY_POINTS)
 def test_a_copy_killed_at_each_point(
     server: Server, source: str, wanted: dict[str, Any], tmp_path: Path, point: str, to: str
 ) -> None:
     target = f"{to}:///{tmp_path}/target"
-    nth = 0
+    nth = 1 - scale(4, 1)
     killed = 0
     while True:
-        nth += 1
+        nth += scale(4, 1)
         child = server.start(moved.copying, source, target, point, nth)
         if child.wait() != -signal.SIGKILL:
             assert child.result() == len(wanted)
@@ -116,7 +117,7 @@ def test_an_export_killed_leaves_the_file_that_was_there(server: Server, source:
 @pytest.mark.parametrize("to", ["sqlite", "file"])
 def test_copies_killed_at_any_moment(server: Server, source: str, wanted: dict[str, Any], tmp_path: Path, to: str) -> None:
     rng = random.Random(3)
-    for n in range(scale(4, 60)):
+    for n in range(scale(3, 25)):
         target = f"{to}:///{tmp_path}/{n}"
         child = server.start(moved.copying, source, target)
         time.sleep(rng.uniform(0, 0.15))

@@ -10,11 +10,23 @@ import os
 import stat
 import threading
 import uuid
+from typing import Any
 
 import pytest
 
 import safepoint
-from safepoint import Conflict, Damaged, LeaseHeld, NewerFormat, NotFound, SafepointError, State, UsageError, run_agent
+from safepoint import (
+    Conflict,
+    Damaged,
+    LeaseHeld,
+    NewerFormat,
+    NotFound,
+    Progress,
+    SafepointError,
+    State,
+    UsageError,
+    run_agent,
+)
 from safepoint.cli import main
 from safepoint.model import new_id
 from safepoint.rows import Commit, TaskPatch
@@ -70,7 +82,7 @@ def test_a_store_is_copied_into_any_other(place, a, b):
     one, two = place(a), place(b)
     fill(one)
     before = everything(one)
-    told = []
+    told: list[Progress] = []
     report = one.copy_to(two, progress=told.append)
     assert {t.result for t in report.tasks} == {"copied"}
     assert report.changed
@@ -292,7 +304,7 @@ def test_through_a_file_and_back(place, tmp_path, kind, name):
     one = place(kind)
     rich(one, "t")
     file = tmp_path / name
-    told = []
+    told: list[Progress] = []
     report = one.export("t", file, progress=told.append)
     assert report.bytes == file.stat().st_size
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -587,7 +599,7 @@ def test_a_file_that_is_cut_or_changed_is_refused(whole):
     refused(packed + b"x")
 
 
-ODD = [
+ODD: list[Any] = [
     None,
     True,
     -1,
@@ -621,7 +633,7 @@ def test_a_file_with_any_field_changed_is_refused_or_whole(whole):
             if (kind, key) in seen:
                 continue
             seen.add((kind, key))
-            for odd in [*ODD[len(seen) % scale(4, 1) :: scale(4, 1)], "absent"]:
+            for odd in [*ODD[len(seen) % scale(8, 1) :: scale(8, 1)], "absent"]:
                 changed = {k: v for k, v in record.items() if k != key} if odd == "absent" else {**record, key: odd}
                 data = sealed([*lines[:i], {kind: changed}, *lines[i + 1 :]]).replace(b"Infinity", b"1e400")
                 with safepoint.open("memory://") as cp:
@@ -634,7 +646,7 @@ def test_a_file_with_any_field_changed_is_refused_or_whole(whole):
                     with contextlib.suppress(SafepointError):
                         facts(cp, report.task_id)
     assert len(seen) > 50
-    assert taken < 0.3 * len(seen) * len(ODD) / scale(4, 1)
+    assert taken < 0.3 * len(seen) * len(ODD) / scale(8, 1)
 
 
 def test_a_newer_file_is_left_alone(whole):
@@ -682,6 +694,7 @@ def test_async_twins(tmp_path):
         one, two = safepoint.open_async("memory://"), safepoint.open_async("memory://")
         await one.save(State("t", messages=["a"]))
         state = await one.load_latest("t")
+        assert state is not None
         state.messages.append("b")
         await one.save(state)
         assert str(await one.diff("t", 1)) == "+1 message"
@@ -725,6 +738,16 @@ def test_copy_export_import_and_diff_in_a_shell(shell, tmp_path):
     (tmp_path / "not.db").write_text("somebody's notes")
     assert shell("copy", "--to", f"sqlite:///{tmp_path}/not.db")[0] != 0
     assert (tmp_path / "not.db").read_text() == "somebody's notes"
+
+    with safepoint.open(other) as cp:
+        cp.delete_task("rich")
+        cp.save(State("rich", messages=["another"]))
+        cp.delete_task("kept")
+    code, out, err = shell("copy", "--to", other)
+    assert code == 2
+    assert "kept: copied" in out
+    assert "'rich' is there already" in err
+    assert json.loads(shell("copy", "--to", other, "--json")[1])["error"]["details"]["not_copied"] == ["rich"]
 
     code, out, _ = shell("export", "rich")
     assert code == 0

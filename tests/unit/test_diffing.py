@@ -85,10 +85,10 @@ def test_of_a_tree_and_one_that_is_like_it(a, data):
                 kept.insert(data.draw(st.integers(0, len(kept))), data.draw(scalars))
             return kept
         if isinstance(x, dict):
-            kept = {k: changed(v) for k, v in x.items() if data.draw(st.integers(0, 5))}
+            held = {k: changed(v) for k, v in x.items() if data.draw(st.integers(0, 5))}
             if data.draw(st.booleans()):
-                kept[data.draw(keys)] = data.draw(scalars)
-            return dict(reversed(kept.items())) if data.draw(st.integers(0, 5)) == 0 else kept
+                held[data.draw(keys)] = data.draw(scalars)
+            return dict(reversed(held.items())) if data.draw(st.integers(0, 5)) == 0 else held
         return x
 
     check(to_json(a), to_json(changed(a)))
@@ -102,13 +102,10 @@ def test_of_every_type_of_the_table(a, b):
 
 @given(st.lists(st.integers(0, 5), max_size=30), st.lists(st.integers(0, 5), max_size=30))
 def test_lists_beyond_the_bound(a, b):
-    cells = diffing.LCS_CELLS
-    diffing.LCS_CELLS = 20
-    try:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(diffing, "LCS_CELLS", 20)
         check(a, b)
         check([*a, "x", *b, "y"], [*b, "x", *a, "z", "y"])
-    finally:
-        diffing.LCS_CELLS = cells
 
 
 def test_an_insertion_in_the_middle_is_one_operation():

@@ -18,7 +18,7 @@ from safepoint.cli.opening import open_made, split_at
 from safepoint.cli.screen import Screen
 from safepoint.cli.text import clean, name, shell, size
 from safepoint.codec import masked
-from safepoint.errors import NotFound, UsageError
+from safepoint.errors import NotFound, SafepointError, UsageError
 from safepoint.moving import CopyReport, Progress
 from safepoint.rules.diffing import compare
 
@@ -40,19 +40,28 @@ def copy(task: str | None, to: str, skip_damaged: bool, held: Any) -> None:
 
     Whole tasks, with all branches, checkpoints, calls and pauses. Doing it again changes nothing, or brings the copy up to date.
     """
-    with opened() as cp, open_made(to) as other, _shown("tasks") as progress:
-        report = cp.copy_to(other, task, skip_damaged=skip_damaged, held=held, progress=progress)
+    try:
+        with opened() as cp, open_made(to) as other, _shown("tasks") as progress:
+            report = cp.copy_to(other, task, skip_damaged=skip_damaged, held=held, progress=progress)
+    except SafepointError as error:
+        if isinstance(done := error.details.get("report"), CopyReport) and not as_json():
+            _tell(done)
+        raise
     if as_json():
         Screen().json(_copied(report))
         return
+    if not report.tasks:
+        Screen().line("no tasks")
+    _tell(report)
+
+
+def _tell(report: CopyReport) -> None:
     screen = Screen()
     for t in report.tasks:
         what = f"{t.checkpoints} checkpoints, {t.calls} calls, {t.pauses} pauses, {size(t.bytes)}"
         screen.line(f"{name(t.task_id)}: {t.result}" + (f" ({what})" if t.result != "unchanged" else ""))
         for left in t.skipped:
             screen.line(f"  left out: {left}", "yellow")
-    if not report.tasks:
-        screen.line("no tasks")
 
 
 def _copied(report: CopyReport) -> dict[str, Any]:
