@@ -893,6 +893,17 @@ def on_terminal(*args, columns=80, **env):
     return found.decode().replace("\r\n", "\n")
 
 
+def test_a_terminal_shows_how_far_a_copy_is(db, tmp_path):
+    url = f"sqlite:///{db}"
+    seen = on_terminal("copy", "--store", url, "--to", f"sqlite:///{tmp_path}/copy.db")
+    assert re.search(r"\r\x1b\[K0/\d+ tasks, 0 B", seen)
+    assert "kept: copied (5 checkpoints" in seen
+    shown = on_terminal("export", "--store", url, "kept", f"{tmp_path}/kept.safepoint")
+    assert "1/5 checkpoints" in shown
+    with pytest.raises(AssertionError, match="standard output is a terminal"):
+        on_terminal("export", "--store", url, "kept")
+
+
 def test_a_terminal_gets_colours_and_short_values(db):
     url = f"sqlite:///{db}"
     shown = on_terminal("ls", "--store", url)
