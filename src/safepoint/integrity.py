@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from safepoint.codec import chunks
 from safepoint.doctoring import DoctorVerbs
+from safepoint.editing import EditingVerbs
 from safepoint.errors import Damaged, NotFound, SafepointError, Unavailable, UsageError
 from safepoint.model import Obj, check_id, now, to_us
 from safepoint.rows import Aside, Lost
@@ -27,7 +28,7 @@ _ASKED = 3
 """How many checkpoints that miss an object are asked for again before it is called missing."""
 
 
-class IntegrityVerbs(DoctorVerbs):
+class IntegrityVerbs(DoctorVerbs, EditingVerbs):
     """Part of ``Checkpointer``."""
 
     store: Store
@@ -65,8 +66,8 @@ class IntegrityVerbs(DoctorVerbs):
             for lost in self.store.structure():
                 total.lost(lost)
             for lost in self.store.strays():
-                if lost.kind == "table":
-                    total.notes.append(Note(None, f"{lost.what}: {lost.why}"))
+                if lost.kind == "foreign":
+                    total.notes.append(Note(None, f"{lost.what} ({lost.where}): {lost.why}"))
                 else:
                     total.lost(lost)
         return Verification(
@@ -171,7 +172,7 @@ class IntegrityVerbs(DoctorVerbs):
             repaired.tasks += 1
             if not audit.damages:
                 continue
-            unread = next((d for d in audit.damages if _unread(d)), None)
+            unread = next((d for d in audit.damages if _unread(d, store)), None)
             if unread is not None:
                 raise UsageError(
                     f"task {name!r} cannot be repaired in place",
@@ -261,9 +262,11 @@ def _repair_into(store: Store, target: Store, task: str, repaired: Repair, progr
     repaired.take(audit, mended)
 
 
-def _unread(damage: Damage) -> bool:
+def _unread(damage: Damage, store: Store) -> bool:
     """Whether it is not known which row it is, so that none can be taken out of the way; wrong counts are set right."""
-    return damage.kind == "task" or (damage.key is None and damage.kind != "older" and "counts" not in damage.why)
+    if damage.kind == "task" or damage.key is not None:
+        return damage.kind == "task"
+    return damage.kind != "older" and "counts" not in damage.why and not store.sets_unread_aside
 
 
 def _ticker(progress: Progress | None) -> Callable[[int], None]:

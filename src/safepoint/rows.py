@@ -366,7 +366,7 @@ class Lost(msgspec.Struct, frozen=True):
     why: str
     kind: str = ""
     """``checkpoint``, ``call``, ``pause``, ``object``, ``branch``, ``task``, ``input``, ``structure``, ``stray`` or
-    ``table`` (one that is none of the store's), where that is known."""
+    ``foreign`` (none of the store's), where that is known."""
     first: int | None = None
     """Of checkpoints, calls and pauses: the numbers that lie in what cannot be read. Not each of them need have been there."""
     last: int | None = None

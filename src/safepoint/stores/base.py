@@ -53,6 +53,8 @@ class Store(ABC):
     """What retention keeps here if nobody says otherwise."""
     transactional_tools: ClassVar[bool] = False
     """A tool's effect and its record can be one transaction (``transact``)."""
+    sets_unread_aside: ClassVar[bool] = False
+    """``set_aside`` keeps also rows that cannot be read, as what they stand in is kept whole."""
     ttl: ClassVar[bool] = False
     multi_host: ClassVar[bool] = False
 
@@ -259,6 +261,17 @@ class Store(ABC):
     def rescue(self, task: str, seq: int, *, space: str = "") -> tuple[CheckpointRow, Mapping[bytes, Obj]] | None:
         """What ``read`` gave and was damaged, found in another way, if the store knows one: slow, and whole."""
         return None
+
+    def draft(self, task: str, seq: int, space: str = "") -> tuple[CheckpointRow, bytes] | None:
+        """On stores whose documents people edit: the row of a checkpoint, and the root that its document stands for now, edited
+        or not; None if there is no such checkpoint.
+
+        Raises:
+            Damaged: the document is missing, or stands for no root.
+        """
+        raise UsageError(
+            f"{type(self).__name__} keeps no documents that could be edited", "", "Change a state with `safepoint edit`."
+        )
 
     def strays(self) -> list[Lost]:
         """What lies in the store and belongs to no task, or is no part of a store at all."""

@@ -32,6 +32,7 @@ from safepoint.stores.base import Durability, Store
 from safepoint.stores.file_folder import DELETED, LEASES, Folders, Kept
 from safepoint.stores.file_journal import Book, rewritten
 from safepoint.stores.file_leases import FileLeases, gapped, now
+from safepoint.stores.file_mend import Mends
 from safepoint.stores.file_whole import Whole
 from safepoint.stores.fileops import FileOps
 from safepoint.stores.oslock import Claim
@@ -39,12 +40,13 @@ from safepoint.stores.oslock import Claim
 __all__ = ["FileStore"]
 
 
-class FileStore(FileLeases, Whole, Store):
+class FileStore(FileLeases, Whole, Mends, Store):
     """A store in the folder ``path``, which may lie in a git repository. Shared by the threads and processes of one machine."""
 
     persistent = True
     chunked = False
     keep_latest = 20
+    sets_unread_aside = True
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from safepoint.stores import file_rows, filenames, whole
 from safepoint.stores.file_folder import LEASE_BYTES, MADE, Folders
 from safepoint.stores.file_journal import Book, opened, rewritten
 
-__all__ = ["Whole"]
+__all__ = ["Whole", "book_of"]
 
 
 class Whole:
@@ -125,7 +125,7 @@ class Whole:
         f, task = self._f, check_id(image.row.task)
         name = filenames.encode(task)
         image = whole.sealed(image)
-        book = _book_of(image)
+        book = book_of(image)
         byte = secrets.randbits(LEASE_BYTES)
         with f.root() as root, f.lock(name, task):
             with f.mutex:
@@ -182,7 +182,7 @@ class Whole:
                 if name in known:
                     found += self._strays_of(root, name)
                 elif not name.startswith("."):
-                    found.append(Lost("a stray file", name, "it is no task", "stray"))
+                    found.append(Lost("a stray file", name, "it is no task", "foreign"))
         return found
 
     def _strays_of(self, root: int, name: str) -> list[Lost]:
@@ -202,7 +202,7 @@ class Whole:
             base = os.path.basename(place)
             if place not in told and not base.startswith("."):
                 why = "no line of the journal tells of it"
-                found.append(Lost("a stray file", place, why if filenames.seq_of(base) else "it is no document", "stray"))
+                found.append(Lost("a stray file", place, why if filenames.seq_of(base) else "it is no document", "stray" if filenames.seq_of(base) else "foreign"))
         return found
 
 
@@ -221,7 +221,7 @@ def _lost(row: CheckpointRow, place: str, why: str) -> Lost:
     return Lost(f"checkpoint {row.seq}", place, why, "checkpoint", row.seq, row.seq)
 
 
-def _book_of(image: Image) -> Book:
+def book_of(image: Image) -> Book:
     return Book(
         row=image.row,
         numbers=image.numbers,

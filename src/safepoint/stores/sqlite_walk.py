@@ -495,7 +495,7 @@ def strays(db: Database) -> list[Lost]:
     except Damaged as error:
         return [Lost("the list of tables", "sqlite_schema", error.why)]
     known = _tables()
-    found = [Lost(f"table {name!r}", name, "it is no table of a store", kind="table") for name in tables if name not in known]
+    found = [Lost(f"table {name!r}", name, "it is no table of a store", kind="foreign") for name in tables if name not in known]
     for name, owner in OWNED.items():
         found += _ownerless(db, name, owner)
     return found
