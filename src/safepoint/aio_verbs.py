@@ -86,3 +86,10 @@ class MoreAsyncVerbs:
 
     async def cleanup_all(self, **limits: Any) -> StoreCleanup:
         return await self._off(lambda: self.sync.cleanup_all(**limits))
+
+    async def accept(self, task_id: str, seq: int) -> Checkpoint:
+        return await self._off(lambda: self.sync.accept(task_id, seq))
+
+    async def edit(self, task_id: str, change: Any, *, seq: int | None = None) -> Checkpoint | None:
+        """``change`` is called on a thread."""
+        return await self._off(lambda: self.sync.edit(task_id, change, seq=seq))

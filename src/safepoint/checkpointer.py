@@ -297,7 +297,13 @@ class Checkpointer(
     def _unpack(
         self, task: str, row: CheckpointRow, objects: Mapping[bytes, model.Obj]
     ) -> tuple[State, Control, Packed | None]:
-        return states.unpack_state(task, row, objects, self.registry, schema=self.schema_version, migrations=self.migrations)
+        given = self.registry, self.schema_version, self.migrations
+        try:
+            return states.unpack_state(task, row, objects, given[0], schema=given[1], migrations=given[2])
+        except Damaged:
+            if (found := self.store.rescue(task, row.seq, space=row.space)) is None:
+                raise
+            return states.unpack_state(task, *found, given[0], schema=given[1], migrations=given[2])
 
     def _fits(self, state: State, at: str, remedy: str) -> None:
         if self.state_type is None or (found := misfit(state.agent_state, self.state_type, "agent_state")) is None:
@@ -345,7 +351,8 @@ class Checkpointer(
             good = None if error.details.get("rolled_back") else recovering.newest_good(self, task_id)
             if good is not None and not error.details.get("good"):
                 error.details["good"] = good
-                error.remedy = f"The newest good checkpoint is {task_id}@{good}: load(…, seq={good})."
+                more = f" {error.remedy}" if "path" in error.details else ""  # a file that somebody may have edited
+                error.remedy = f"The newest good checkpoint is {task_id}@{good}: load(…, seq={good}).{more}"
             raise
 
     def _has_checkpoints(self, task_id: str) -> bool:

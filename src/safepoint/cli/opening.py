@@ -92,6 +92,8 @@ def open_plain(url: str | None) -> PlainCheckpointer:
         )
     if scheme.lower() == "sqlite" and rest.startswith("/"):
         _sqlite_exists(url, unquote(rest.partition("?")[0])[1:])
+    if scheme.lower() == "file" and rest.startswith("/"):
+        _folder_exists(url, unquote(rest.partition("?")[0])[1:])
     # Looking at a store must not thin it out.
     return PlainCheckpointer(open_store(url), retention=Retention.keep_all())
 
@@ -105,6 +107,12 @@ def open_made(url: str | None) -> PlainCheckpointer:
         if path is None or os.path.lexists(path):
             raise
     return PlainCheckpointer(open_store(str(url)), retention=Retention.keep_all())
+
+
+def _folder_exists(url: str, given: str) -> None:
+    path = os.path.abspath(given)
+    if given and "\0" not in given and not os.path.isdir(path):
+        raise NotFound(f"there is no store at {redact(url)}", f"{path} is no folder", "Correct the URL.", path=path)
 
 
 def _sqlite_exists(url: str, given: str) -> None:

@@ -105,6 +105,13 @@ class Folders:
             if made and self.full:
                 with ops.opened(ops.folder(os.path.dirname(self.path))) as parent:
                     ops.fsync(parent)
+            if any(not name.startswith(".") for name in names) and not self._is_ours(root, names):
+                raise UsageError(
+                    f"{self.path} holds other things than a store",
+                    "it is not empty, and safepoint has not made it",
+                    "Name a folder of its own, as in file:///checkpoints.",
+                    path=self.path,
+                )
             for name in (LEASES, TEMP):
                 ops.close(ops.child(name, root, create=True, sync=self.full))
             if ".gitignore" not in names:
@@ -117,6 +124,14 @@ class Folders:
                     ops.remove_tree(name, root)
                 elif name.startswith(MADE):
                     self._sweep(name, root, file=False)
+
+    def _is_ours(self, root: int, names: set[str]) -> bool:
+        if LEASES in names:
+            return True
+        try:  # a clone
+            return ".gitignore" in names and self.get(".gitignore", root).startswith(IGNORED[:40])
+        except OSError:
+            return False
 
     def _sweep(self, name: str, fd: int, *, file: bool) -> None:
         """Remove what a process was making, if it is dead: its name says which byte was locked meanwhile."""
