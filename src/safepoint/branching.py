@@ -89,7 +89,7 @@ class BranchVerbs:
             if state is not None:
                 guard = state._base.control.guard
             if state is not None and choice.skipped:
-                line, guard, branch = self._fallen(row, choice)
+                line, guard, branch = self._fallen(choice)
             elif anew:
                 found = choice.survey
                 assert found is not None
@@ -135,14 +135,13 @@ class BranchVerbs:
         head = choice.survey.header(here.head.seq) if choice.survey is not None and here is not None else None
         return head is not None and here is not None and recovery.set_by_hand(head, here)
 
-    def _fallen(self, row: TaskRow, choice: recovering.Choice) -> tuple[int, int, str]:
+    def _fallen(self, choice: recovering.Choice) -> tuple[int, int, str]:
         """Line, guard and branch of the run that falls back."""
-        cp, found, state = cast("Checkpointer", self), choice.survey, choice.state
+        found, state, chosen = choice.survey, choice.state, choice.chosen
         assert found is not None
         assert state is not None
-        assert state.seq is not None
+        assert chosen is not None
         left = choice.head_state._base.control.guard if choice.head_state is not None else None
-        chosen = recovering.body(cp, row.task, state.seq)
         own = state._base.control.guard
         course = recovering.course_from(found, chosen, journal="inherit", left_guard=left, own_guard=own)
         return course.line or 1, course.guard, recovering.next_branch(found)

@@ -155,8 +155,12 @@ def recorded_calls(cp: Checkpointer, row: TaskRow, line: int, step: int) -> tupl
         if error.details.get("rolled_back"):
             raise
         return [c for c in survey(cp, row).calls if c.line == line and c.step >= step], ()
-    bad = {r.no for r in (*rows, *newest) if not is_whole(task, r)}
-    return [r for r in rows if r.no not in bad], tuple(sorted(bad)) if bad else None
+    torn = {r.no: r for r in (*rows, *newest) if not is_whole(task, r)}
+    if torn:
+        lone = sum(b.line == line for b in cp.store.branches(task)) <= 1
+        whole = [r for r in newest if r.no not in torn]
+        torn = {n: r for n, r in torn.items() if not (lone and recovery.long_past(r, whole, line, step))}
+    return [r for r in rows if r.no not in torn], tuple(sorted(torn)) if torn else None
 
 
 def guard_for_lost(cp: Checkpointer, row: TaskRow, line: int, step: int) -> int:
@@ -252,6 +256,8 @@ class Choice:
     """Of a head that loads and is unhealthy."""
     error: Exception | None = None
     """Of the head; or, if none is usable and this program may be the one to blame, of the newest such checkpoint."""
+    chosen: CheckpointRow | None = None
+    """The whole row of the one that is taken, if it is not the head."""
 
     @property
     def skipped(self) -> tuple[tuple[int, str], ...]:
@@ -279,7 +285,7 @@ def choose(
     if state is not None and at_least <= 1:
         return Choice(state, verdicts)
     known = survey(cp, row) if state is None else _few(cp, row, at_least)
-    candidates = known.candidates()
+    candidates, chosen = known.candidates(), None
     branch = known.branch()
     if not head.verdict.seq and branch is not None:
         verdicts[0] = Verdict(branch.head.seq, head.verdict.word, head.verdict.why)
@@ -290,6 +296,11 @@ def choose(
             break
         seen = look(cp, row.task, seq, checks, requires)
         assert seen is not None
+        if state is None and seen.verdict.good:
+            try:
+                chosen = body(cp, row.task, seq)
+            except (Damaged, NotFound) as gone:
+                seen = Looked(Verdict(seq, "damaged"), None, gone)
         verdicts.append(seen.verdict)
         errors.append(seen.error)
         if state is None and seen.verdict.good:
@@ -298,7 +309,7 @@ def choose(
     if state is None:
         guilty = recovery.best_error(verdicts)
         error = errors[verdicts.index(guilty)] if guilty is not None else None
-    return Choice(state, verdicts, known, head.state, error)
+    return Choice(state, verdicts, known, head.state, error, chosen)
 
 
 def none_usable(task: str, choice: Choice, plan: Any) -> Exception:
@@ -471,7 +482,13 @@ def body(cp: Checkpointer, task: str, seq: int) -> CheckpointRow:
         raise NotFound(
             f"task {task!r} has no checkpoint with seq {seq}", "", "See list_checkpoints, or `safepoint log`.", task=task
         )
-    states.check_row(task, found[0])
+    try:
+        states.check_row(task, found[0])
+    except Damaged:
+        found = cp.store.rescue(task, seq)
+        if found is None:
+            raise
+        states.check_row(task, found[0])
     if found[0].kind == "failure":
         raise UsageError(
             f"{task}@{seq} is what a failed step looked like",

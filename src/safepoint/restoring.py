@@ -266,8 +266,8 @@ class Restoring(Ending):
         state, found = choice.state, choice.survey
         assert state is not None
         assert found is not None
-        assert state.seq is not None
-        chosen = recovering.body(self.cp, self.task_id, state.seq)
+        chosen = choice.chosen
+        assert chosen is not None
         own = state._base.control.guard
         left = choice.head_state._base.control.guard if choice.head_state is not None else None
         course = recovering.course_from(found, chosen, journal="inherit", left_guard=left, own_guard=own)

@@ -44,6 +44,9 @@ class Broken:
         found = self.inner.read(task, **selector)
         return (self._spoilt(found[0]), found[1]) if found is not None and found[0].seq in self.seqs else found
 
+    def rescue(self, task, seq, **options):
+        return None if seq in self.seqs else self.inner.rescue(task, seq, **options)
+
     def headers(self, task, **options):
         rows = self.inner.headers(task, **options)
         return [self._spoilt(r) if self.of_headers and r.seq in self.seqs else r for r in rows]
@@ -628,6 +631,20 @@ def test_field_case_34_a_damaged_entry_closes_replay_from_there_on(cp, broken, w
             run.call(act, "another")
         run._flow.ended = None
     assert [w[0] for w in world.log] == [1, 2]
+
+
+def test_a_damaged_record_of_a_step_long_past_changes_nothing(cp, broken, world):
+    steps(cp, 3)
+    hurt = broken()
+    hurt.store.rows.add(1)
+    assert hurt.plan("t").guard == 0
+    with hurt.resume("t") as run:
+        assert (run.recovery.lost_calls, run.recovery.guard) == ((), 0)
+    with cp.resume("t", at=2):
+        pass
+    hurt.store.rows = {2}  # gone back since: nobody knows when it was
+    with hurt.resume("t") as run:
+        assert run.recovery.lost_calls == (2,)
 
 
 @pytest.mark.parametrize("effect", ["read", "write"])

@@ -280,6 +280,14 @@ def test_replay_is_closed_for_reads_after_a_damaged_record():
     assert [r.no for r in recovery.closed_from([], rows)] == [1, 3]  # nobody knows which
 
 
+def test_damage_to_a_record_of_a_step_long_past_is_nothing_to_stand_guard_for():
+    whole = [call(5, 3), call(6, 4)]
+    assert recovery.long_past(call(4, 3), whole, 1, 4)
+    assert not recovery.long_past(call(4, 4), whole, 1, 4)  # it says so itself
+    assert not recovery.long_past(call(5, 3), whole[1:], 1, 4)  # nothing of an earlier step came after it
+    assert not recovery.long_past(call(4, 3), whole, 2, 4)
+
+
 # -- health
 
 

@@ -254,6 +254,12 @@ def best_error(verdicts: Sequence[Verdict]) -> Verdict | None:
     return next((v for v in verdicts if v.of_program), None)
 
 
+def long_past(torn: CallRow, whole: Iterable[CallRow], line: int, step: int) -> bool:
+    """Whether a damaged record is of a step before ``step``, by what it says itself and by a whole one that was begun after it:
+    then no step that is run again asks for it. Holds where the line has one branch, which never went back."""
+    return torn.step < step and any(r.no > torn.no and r.line == line and r.step < step for r in whole)
+
+
 def closed_from(damaged: Iterable[int], rows: Iterable[CallRow]) -> list[CallRow]:
     """Reads that are asked for anew since the record of a call before them is damaged: only an unbroken record is replayed.
 
