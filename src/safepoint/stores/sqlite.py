@@ -215,7 +215,7 @@ class SQLiteStore(Leases, Reads, Removals, Whole, Mends, Store):
                 with tool_may(conn, transactions=True):
                     yield conn
             except apsw.Error as error:
-                raise translate(error, self.path) from error
+                raise translate(error, self.path, ours=False) from error
             if not db.poisoned and conn.in_transaction:
                 raise UsageError("a lent connection came back with an open transaction", "it was rolled back", "Commit it.")
         finally:

@@ -46,8 +46,10 @@ class CommitFailed(Exception):
         self.cause = cause
 
 
-def translate(error: apsw.Error, path: str) -> SafepointError:
-    """Say in the library's terms what SQLite said."""
+def translate(error: apsw.Error | UnicodeDecodeError, path: str, *, ours: bool = True) -> SafepointError:
+    """Say in the library's terms what SQLite said, about a statement of ours or of a tool."""
+    if isinstance(error, UnicodeDecodeError):  # its own words would show the text
+        return Damaged(f"{path} is damaged", "a text in it is no UTF-8", "Look with safepoint verify.", path=path)
     why = str(error)
     if isinstance(error, apsw.FullError):
         return StoreFull(
@@ -56,6 +58,8 @@ def translate(error: apsw.Error, path: str) -> SafepointError:
             "Free space on its disk and try again; deleting checkpoints does not help, as that needs room too",
             path=path,
         )
+    if isinstance(error, apsw.SQLError) and ours:  # "no such column", say: the file's own account of its tables has changed
+        return Damaged(f"the tables of {path} are not those of a store", why, "Restore it from a backup.", path=path)
     if isinstance(error, apsw.CorruptError | apsw.NotADBError | apsw.FormatError):
         return Damaged(f"{path} is no sound SQLite database", why, "Restore it from a backup.", path=path)
     if isinstance(error, apsw.BusyError | apsw.LockedError | apsw.ProtocolError):
@@ -125,6 +129,8 @@ class Database:
         self._sync = ""
         self.name = ""
         """What the file is called inside."""
+        self.cells = "ON"
+        """Whether a page with a bad cell is refused as a whole."""
         self.busy: object | None = None
         self.reader_busy: object | None = None
         self._got_write = self._got_read = False
@@ -225,7 +231,7 @@ class Database:
         conn = Connection(self.path, flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=100)
         try:
             conn.set_busy_handler(_Patience(self.timeout))
-            conn.execute("PRAGMA trusted_schema=OFF; PRAGMA cell_size_check=ON; PRAGMA foreign_keys=OFF")
+            conn.execute(f"PRAGMA trusted_schema=OFF; PRAGMA cell_size_check={self.cells}; PRAGMA foreign_keys=OFF")
             if sys.platform == "darwin":
                 conn.execute("PRAGMA fullfsync=ON; PRAGMA checkpoint_fullfsync=ON")
         except BaseException:
@@ -424,7 +430,7 @@ class _Writing:
                     self.conn.execute("COMMIT")
                 except apsw.Error as failure:
                     raise CommitFailed(translate(failure, db.path)) from failure
-            elif isinstance(error, apsw.Error) and error is not foreign:
+            elif isinstance(error, apsw.Error | UnicodeDecodeError) and error is not foreign:
                 raise translate(error, db.path) from error
         finally:
             db.unlock_writer(self.owner)
@@ -455,7 +461,7 @@ class _Reading:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.db.end_read(self.owner)
-        if isinstance(error, apsw.Error):
+        if isinstance(error, apsw.Error | UnicodeDecodeError):
             raise translate(error, self.db.path) from error
 
     def __del__(self) -> None:

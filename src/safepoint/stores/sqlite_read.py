@@ -12,6 +12,7 @@ from safepoint.rows import BranchRow, CallRow, CheckpointRow, Guard, LeaseRow, P
 from safepoint.stores import holder as people
 from safepoint.stores import sqlite_rows
 from safepoint.stores.sqlite_db import Connection
+from safepoint.stores.sqlite_rescue import rescue
 from safepoint.stores.sqlite_rows import key, reads
 from safepoint.stores.sqlite_schema import branch_sum
 from safepoint.stores.sqlite_witness import At, Watched
@@ -70,69 +71,85 @@ class Reads(Watched):
         self, task: str, *, space: str = "", seq: int | None = None, branch: str | None = None, id: str | None = None
     ) -> tuple[CheckpointRow, Mapping[bytes, Obj]] | None:
         named = seq is not None or id is not None
-        with self._db.reading() as conn:
-            # What is named by its own number or id is served whatever is wrong with the task around it.
-            at = self._at(conn, task, careful=not named)
-            answer, error = (None, None) if at is None else self._read(conn, at, task, space, seq, branch, id)
-        if answer is None or not named:
-            self._compare_at(task, at)
-        if error is not None:
-            raise error
+        answer: tuple[CheckpointRow, Mapping[bytes, Obj]] | None = None
+        try:
+            with self._db.reading() as conn:
+                # What is named by its own number or id is served whatever is wrong with the task around it.
+                at = self._at(conn, task, careful=not named)
+                if at is not None:
+                    answer = self._read(conn, at, task, space, seq, branch, id)
+            if answer is None or not named:
+                self._compare_at(task, at)
+        except Damaged:
+            if named and (found := rescue(self._db, task, space, seq, id)) is not None:
+                return found
+            raise
         return answer
+
+    def rescue(self, task: str, seq: int, *, space: str = "") -> tuple[CheckpointRow, Mapping[bytes, Obj]] | None:
+        return rescue(self._db, task, space, seq, None)
 
     def _read(
         self, conn: Connection, at: At, task: str, space: str, seq: int | None, branch: str | None, id: str | None
-    ) -> tuple[tuple[CheckpointRow, Mapping[bytes, Obj]] | None, Damaged | None]:
-        """The answer, or what is wrong if there should be one; neither of them if the checkpoint does not exist."""
+    ) -> tuple[CheckpointRow, Mapping[bytes, Obj]] | None:
         n, number, head = at.n, seq, None
         if id is not None:
             found = conn.rows(reads()["seq_of_id"], (n, space, id))
             if not found:
-                lost = conn.rows(reads()["of_id"], (n, space, id))
-                return None, self._unsound(task, "an id is missing in its index") if lost else self._missing(conn, at)
+                if conn.rows(reads()["of_id"], (n, space, id)):
+                    raise self._unsound(task, "an id is missing in its index")
+                self._refuse_missing(conn, at)
+                return None
             number = found[0][0]
         elif number is None:
             found = conn.rows(reads()["head"], (n, space, at.branch if branch is None else branch))
             if not found:
                 # No checkpoint goes without a head on its branch, and no task's own ones without a current branch.
-                lost = conn.rows(reads()["of_branch"], (n, space, branch if branch is not None or not space else at.branch))
-                return None, self._unsound(task, "a head of its branches is missing") if lost else None
+                wanted = branch if branch is not None or not space else at.branch
+                if conn.rows(reads()["of_branch"], (n, space, wanted)):
+                    raise self._unsound(task, "a head of its branches is missing")
+                return None
             number, head = found[0]
         found = conn.rows(sqlite_rows.GET_CHECKPOINT, (key(n, number),))
         if not found:
-            if seq is not None:
-                return None, self._missing(conn, at)
-            return None, self._unsound(task, f"checkpoint {number} is missing", seq=number)
+            if seq is None:
+                raise self._unsound(task, f"checkpoint {number} is missing", seq=number)
+            self._refuse_missing(conn, at, number)
+            return None
         row = sqlite_rows.checkpoint(found[0])
         if row.seq != number or row.id != (id or head or row.id):
-            return None, self._unsound(task, f"what is found as checkpoint {number} is another one", seq=number)
+            raise self._unsound(task, f"what is found as checkpoint {number} is another one", seq=number)
         if row.space != space:
             if seq is None:
-                return None, self._unsound(task, f"checkpoint {number} is of another space", seq=number)
+                raise self._unsound(task, f"checkpoint {number} is of another space", seq=number)
             row.check(task, f"checkpoint {number}")
-            return None, None
-        return (row, _closure(conn, n, [row.refs])), None
+            return None
+        return row, _closure(conn, n, [row.refs])
 
-    def _missing(self, conn: Connection, at: At) -> Damaged | None:
-        there = conn.rows(reads()["count_checkpoints"], (at.n,))[0][0]
-        return self._short(at.task, "checkpoints", there, at.checkpoints)
+    def _refuse_missing(self, conn: Connection, at: At, seq: int | None = None) -> None:
+        """Before a checkpoint is called absent, or a listing complete: the task must have as many as it should."""
+        there, found = conn.rows(reads()["count_checkpoints"], (at.n, seq))[0]
+        if found:
+            raise self._unsound(at.task, f"checkpoint {seq} is not where it should be", seq=seq)
+        if there != at.checkpoints:
+            raise self._short(at.task, "checkpoints", there, at.checkpoints)
 
     def headers(
         self, task: str, *, space: str = "", branch: str | None = None, before: int | None = None, limit: int | None = None
     ) -> list[CheckpointRow]:
         last = MOST if before is None else min(before - 1, MOST)
         statement = reads()["headers_of_space" if space else "headers"]
-        found, error = [], None
+        found = []
         with self._db.reading() as conn:
             at = self._at(conn, task)
             if at is not None and last >= 0:
                 most = -1 if limit is None else max(limit, 0)
                 found = conn.rows(statement, (at.n, last, space, branch, most))
                 if limit is None or len(found) < limit:  # the end was reached: are they all there?
-                    error = self._missing(conn, at)
+                    there, matching = conn.rows(reads()["count_headers"], (at.n, last, space, branch))[0]
+                    if there != at.checkpoints or matching != len(found):
+                        raise self._short(task, "checkpoints", min(there, len(found)), at.checkpoints)
         self._compare_at(task, at)
-        if error is not None:
-            raise error
         return [sqlite_rows.header(row) for row in found]
 
     def calls(
@@ -147,7 +164,6 @@ class Reads(Watched):
     ) -> tuple[list[CallRow], Mapping[bytes, Obj]]:
         rows: list[CallRow] = []
         objects: dict[bytes, Obj] = {}
-        error = None
         with self._db.reading() as conn:
             at = self._at(conn, task)
             if at is not None:
@@ -161,26 +177,24 @@ class Reads(Watched):
                     found = conn.rows(reads()["calls_by_no"], (n, line, from_step, most, json.dumps(sorted(wanted))))
                     whole = len(found) < len(wanted)
                 if whole:  # a lost row would be a call that is made again
-                    there = conn.rows(reads()["count_calls"], (n,))[0][0]
-                    error = self._short(task, "calls", there, at.calls)
+                    there, matching = conn.rows(reads()["count_calls"], (n, line, from_step))[0]
+                    if at.calls not in {there, None} or (nos is None and matching != len(found)):
+                        raise self._short(task, "calls", min(there, len(found)), at.calls)
                 rows = [sqlite_rows.call(row) for row in reversed(found)]
                 if bodies:
                     objects = _closure(conn, n, [refs for row in rows for refs in (row.args_refs, row.result_refs)])
         self._compare_at(task, at)
-        if error is not None:
-            raise error
         return rows, objects
 
     def pauses(self, task: str) -> list[PauseRow]:
-        found, error = [], None
+        found = []
         with self._db.reading() as conn:
             at = self._at(conn, task)
             if at is not None:
                 found = conn.rows(sqlite_rows.GET_PAUSES, (at.n,))
-                error = self._short(task, "pauses", len(found), at.pauses)
+                if at.pauses not in {len(found), None}:
+                    raise self._short(task, "pauses", len(found), at.pauses)
         self._compare_at(task, at)
-        if error is not None:
-            raise error
         return [sqlite_rows.pause(row) for row in found]
 
     def lease(self, task: str) -> LeaseRow | None:
@@ -217,6 +231,8 @@ def _closure(conn: Connection, n: int, roots: Iterable[bytes]) -> dict[bytes, Ob
     level = sqlite_rows.names(roots)
     while level:
         rows = conn.rows(statement, (b"".join(level), n, len(level)))
+        if {value.__class__ for row in rows for value in row} - {bytes}:  # a row that was cut off: its end reads as NULL
+            rows = [row for row in rows if {value.__class__ for value in row} == {bytes}]
         found.update({row[0]: make(Obj, row) for row in rows})
         level = [name for name in sqlite_rows.names([row[1] for row in rows if row[1]]) if name not in found]
     return found

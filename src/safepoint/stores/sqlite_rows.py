@@ -137,6 +137,8 @@ def names(refs: Iterable[bytes]) -> list[bytes]:
     """The names in these runs of 16-byte names, each once, in order of appearance."""
     found: dict[bytes, None] = {}
     for run in refs:
+        if run.__class__ is not bytes:
+            raise Damaged("a row's list of objects is no list", f"it is {type(run).__name__}", "Load an earlier checkpoint.")
         if len(run) & 15:
             raise Damaged("a row's list of objects is cut off", f"it has {len(run)} bytes", "Load an earlier checkpoint.")
         found.update(dict.fromkeys([run[i : i + 16] for i in range(0, len(run), 16)]))

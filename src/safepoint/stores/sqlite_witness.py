@@ -207,6 +207,6 @@ class Watched:
             **details,
         )
 
-    def _short(self, task: str, kind: str, there: int, made: int | None) -> Damaged | None:
+    def _short(self, task: str, kind: str, there: int, made: int | None) -> Damaged:
         """What is wrong with an answer that should be all rows of a kind, and is not."""
-        return None if made is None or there == made else self._unsound(task, f"it has {there} of {made} {kind}")
+        return self._unsound(task, f"it has {there} of {made} {kind}")

@@ -66,11 +66,19 @@ WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295 AND space = ?2 AND id = ?3 LI
 -- name: seq_of_id
 SELECT seq FROM sp_checkpoints WHERE task = ? AND space = ? AND id = ?
 
+-- Rows are counted one after the other, since a seek may be led astray by a damaged page, and each once, since it may lead in
+-- circles. How many there are, and whether one has this number.
 -- name: count_checkpoints
-SELECT count(*) FROM sp_checkpoints WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295
+SELECT count(DISTINCT seq), coalesce(max(seq = ?2), 0) FROM sp_checkpoints
+WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295 AND task = ?1
+
+-- name: count_headers
+SELECT count(DISTINCT seq), count(DISTINCT iif(seq <= ?2 AND space = ?3 AND (?4 IS NULL OR branch = ?4), seq, NULL))
+FROM sp_checkpoints WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295 AND task = ?1
 
 -- name: count_calls
-SELECT count(*) FROM sp_calls WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295
+SELECT count(DISTINCT no), count(DISTINCT iif((?2 IS NULL OR line = ?2) AND (?3 IS NULL OR step >= ?3), no, NULL))
+FROM sp_calls WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295 AND task = ?1
 
 -- name: slot
 SELECT t.created_at, t.writes, t.position, coalesce(l.fence, 0), t.next_seq, t.next_call, t.next_pause, t.next_line

@@ -1,0 +1,110 @@
+"""Random bits and blocks of a SQLite store's files are changed: what is loaded is what was saved, or an error that is typed.
+
+Never other data, never an answer that it is absent, and no fewer loads succeed than a digest per row would allow. Invariants 2, 3 and 7.
+"""
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import safepoint
+from safepoint import Damaged, NotFound, SafepointError
+from tests.support import damage
+from tests.support.children import Server
+from tests.support.damage import Acknowledged, Rows
+from tests.support.scale import scale
+
+
+class Template:
+    """A store's files as they were left, what was acknowledged of them, and its rows."""
+
+    def __init__(self, folder: Path, kind: str, server: Server) -> None:
+        self.path = folder / "agent.db"
+        self.done: Acknowledged
+        if kind == "closed":
+            self.done = damage.fill(str(self.path))
+            assert not os.path.exists(f"{self.path}-wal")
+        else:
+            child = server.start(damage.fill, str(self.path), close=False)
+            _, self.done = child.until("filled")
+            child.kill()
+            assert os.stat(f"{self.path}-wal").st_size > 100_000
+        self.rows = Rows(damage.copied(self.path, folder / "sound"))
+        self.all = set(damage.seqs(self.done))
+        assert self.rows.needs.keys() == self.all
+
+
+@pytest.fixture(scope="module", params=["closed", "killed"])
+def template(request: pytest.FixtureRequest, server: Server, tmp_path_factory: pytest.TempPathFactory) -> Template:
+    return Template(tmp_path_factory.mktemp(request.param), request.param, server)
+
+
+def attempt(verb: Any, *args: Any, **given: Any) -> Any:
+    """The answer, or the typed error that it is allowed to be."""
+    try:
+        return verb(*args, **given)
+    except NotFound as error:
+        raise AssertionError(f"{verb.__name__}{args}{given} says that it is not there") from error
+    except SafepointError as error:
+        return error
+
+
+def look(path: Path, template: Template) -> set[tuple[str, int]]:
+    """Compare all that a store says with what was acknowledged; returns what could be loaded by its number."""
+    try:
+        cp = safepoint.open(f"sqlite:///{path}")
+    except SafepointError:
+        return set()
+    loaded = set()
+    with cp:
+        for task, seq in sorted(template.all):
+            state = attempt(cp.load, task, seq=seq)
+            if not isinstance(state, SafepointError):
+                assert damage.content(state) == template.done[task][seq], (task, seq)
+                loaded.add((task, seq))
+        names = attempt(cp.tasks)
+        if not isinstance(names, SafepointError):
+            assert [t.task_id for t in names] == sorted(template.done)
+        for task, saves in template.done.items():
+            state = attempt(cp.load_latest, task)
+            assert state is not None, f"{task} is said to be absent"
+            if isinstance(state, Damaged) and (good := state.details.get("good")):
+                assert damage.content(cp.load(task, seq=good)) == saves[good]
+            elif not isinstance(state, SafepointError):
+                assert (state.seq, damage.content(state)) == (max(saves), saves[max(saves)])
+            heads = attempt(cp.list_checkpoints, task)
+            if not isinstance(heads, SafepointError):
+                assert [h.seq for h in heads] == sorted(saves, reverse=True)
+                sound = [h for h in heads if h.problem is None]
+                assert [h.metadata for h in sound] == [saves[h.seq][2] for h in sound]
+            row = attempt(cp.status, task)
+            assert isinstance(row, SafepointError) or row.task_id == task
+            calls = attempt(cp.calls, task)
+            assert isinstance(calls, SafepointError) or [c.tool for c in calls] == ["t" * 20] * 3
+            pauses = attempt(cp.pauses, task, status=None)
+            assert isinstance(pauses, SafepointError) or [p.question for p in pauses] == ["?"]
+    return loaded
+
+
+def test_what_is_damaged_is_never_taken_for_what_was_saved(template: Template, tmp_path: Path) -> None:
+    assert look(damage.copied(template.path, tmp_path / "sound"), template) == template.all
+    losses = 0
+    seed = random.randrange(1 << 30)
+    for i in range(scale(30, 500)):
+        rng = random.Random(f"{seed} {i}")
+        path = damage.copied(template.path, tmp_path / "damaged")
+        spot = damage.damage(path, rng)
+        try:
+            loaded = look(path, template)
+            again = damage.copied(template.path, tmp_path / "again")
+            assert damage.damage(again, random.Random(f"{seed} {i}")) == spot
+            missed = template.rows.readable(again) - loaded
+            assert not missed, f"{sorted(missed)} are whole, and were not loaded"
+        except BaseException as error:
+            error.add_note(f"seed {seed}, try {i}, {spot}")
+            raise
+        losses += len(template.all - loaded)
+    assert losses, "nothing was damaged"
