@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -431,6 +431,11 @@ def put(
             raise
         # The same in another layout, as an older safepoint wrote it.
         return ("marks" if marks and _same_marks(store, image) else "same"), now.image
+    except BaseException:
+        if replaces is not None:
+            with suppress(Exception):
+                store.write_task(replaces)  # a full disk, say: the old one fits
+        raise
     changed = not written and marks and _same_marks(store, image)
     there = take(store, task)
     if there is None or content_of(there.image, plain=False) != content_of(image, plain=False):

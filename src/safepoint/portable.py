@@ -33,6 +33,7 @@ from safepoint.errors import Damaged, NewerFormat, SafepointError, UsageError
 from safepoint.model import CALL_STATUSES, KINDS, Metrics, Obj, check_id
 from safepoint.rows import BranchRow, CallRow, CheckpointRow, Head, Image, Numbers, PauseRow, TaskRow, replace
 from safepoint.rules.diffing import apply, compare
+from safepoint.rules.journal import UNASKED
 from safepoint.rules.policy import REPLAN, Policy
 
 __all__ = ["FORMAT", "LINE_MAX", "Content", "Packer", "flat_digest", "flat_of", "lines", "read"]
@@ -42,7 +43,9 @@ LINE_MAX: Final = 256 * 1024 * 1024
 """Bytes of a line: the largest state that can be exported or imported is about this, in JSON."""
 PARTS: Final = ("messages", "agent_state", "metadata", "step", "turns", "finished")
 _ORDER: Final = ("task", "branch", "checkpoint", "call", "pause")
-_INT = 2**63
+_NUMBER: Final = 2**31
+"""Below this lie the numbers of rows: some stores have no more room for them."""
+_INT: Final = 2**53
 
 
 # -- roots
@@ -100,13 +103,13 @@ _CHECKPOINT: Final = {
     "metadata": "body", "metrics": "body",
 }  # fmt: skip
 _CALL: Final = {
-    "no": "number", "line": "count", "step": "count", "scope": "int", "tool": "text", "effect": ("read", "idempotent", "transactional", "write"),
+    "no": "number", "line": "last", "step": "count", "scope": "scope", "tool": "text", "effect": ("read", "idempotent", "transactional", "write"),
     "status": CALL_STATUSES, "attempts": "count", "fence": "count", "base_seq": "count", "call_id": "text?", "idempotency_key": "text",
     "ident": "hex", "op_key": "hex?", "started_at": "time", "finished_at": "time?", "asked": "int", "began": "int", "ended": "int?",
     "error": "body?", "policy": "body", "model": "body?", "not_done": "bool", "superseded": "bool", "reason": "text", "version": "number",
 }  # fmt: skip
 _PAUSE: Final = {
-    "no": "number", "line": "count", "step": "count", "space": "space", "name": "text", "occurrence": "count", "call_no": "number?",
+    "no": "number", "line": "last", "step": "count", "space": "space", "name": "text", "occurrence": "count", "call_no": "number?",
     "base_seq": "count", "question": "body!", "answer": "body?", "status": ("open", "answered", "used"), "asked_at": "time",
     "answered_at": "time?", "version": "number",
 }  # fmt: skip
@@ -114,8 +117,8 @@ _TASK: Final = {
     "status": "text", "branch": "id", "agent": "text", "input": "body", "attempts": "count", "reason": "text", "parent": "id?",
     "raised": "body", "created_at": "time", "updated_at": "time",
 }  # fmt: skip
-_NUMBERS: Final = dict.fromkeys(("seq", "call", "pause", "line", "position"), "count")
-_BRANCH: Final = {"space": "space", "name": "id", "line": "count", "forked_from": "number?"}
+_NUMBERS: Final = {"seq": "last", "call": "last", "pause": "last", "line": "last", "position": "count"}
+_BRANCH: Final = {"space": "space", "name": "id", "line": "last", "forked_from": "number?"}
 _HEAD: Final = {"seq": "number", "id": "id"}
 
 Columns = Mapping[str, Any]
@@ -244,9 +247,9 @@ def _one_of(value: Any, known: tuple[str, ...]) -> str:
     return str(value)
 
 
-def _int(low: int) -> Callable[[Any], int]:
+def _int(low: int, end: int = _INT) -> Callable[[Any], int]:
     def read(value: Any) -> int:
-        if type(value) is not int or not low <= value < _INT:
+        if type(value) is not int or not low <= value < end:
             raise ValueError("a number out of range")
         return value
 
@@ -270,13 +273,15 @@ def _bool(value: Any) -> bool:
 _READ: Final[dict[str, Callable[[Any], Any]]] = {
     "int": _int(-_INT),
     "count": _int(0),
-    "number": _int(1),
+    "scope": lambda value: value if value == UNASKED else _int(0)(value),
+    "number": _int(1, _NUMBER),
+    "last": _int(0, _NUMBER),
     "text": _str,
     "bool": _bool,
     "id": check_id,
     "space": lambda value: value if value == "" else check_id(value),
     "hex": bytes.fromhex,
-    "time": lambda value: _int(-_INT)(_us(value)),
+    "time": lambda value: _int(-(2**63), 2**63)(_us(value)),
 }
 
 

@@ -30,13 +30,12 @@ from safepoint import (
 from safepoint.cli import main
 from safepoint.model import new_id
 from safepoint.rows import Commit, TaskPatch
-from safepoint.stores.url import schemes
 from tests.support import moved
 from tests.support.moved import Flat, facts, fill, rich
 from tests.support.runs import Death, died
 from tests.support.scale import scale
 
-KINDS = ["memory", "sqlite", "flat", *(["file"] if "file" in schemes() else [])]
+KINDS = ["memory", "file", "sqlite"]
 
 
 class Places:
@@ -153,6 +152,33 @@ def test_a_copy_follows_its_original(place, a, b):
     assert facts(two, "t") == facts(one, "t")
 
 
+@pytest.mark.parametrize("b", ["memory", "sqlite"])
+def test_a_copy_that_cannot_be_renewed_stays_as_it_was(place, b, monkeypatch):
+    one, two = place("memory"), place(b)
+    rich(one, "t")
+    one.copy_to(two)
+    before = facts(two, "t")
+    state = one.load_latest("t")
+    state.messages.append("more")
+    one.save(state)
+    write = two.store.write_task
+
+    def full(image):
+        monkeypatch.setattr(two.store, "write_task", write)
+        raise safepoint.StoreFull("the disk is full")
+
+    def there(image):
+        monkeypatch.setattr(two.store, "write_task", full)
+        return write(image)
+
+    monkeypatch.setattr(two.store, "write_task", there)
+    with pytest.raises(safepoint.StoreFull):
+        one.copy_to(two)
+    assert facts(two, "t") == before
+    one.copy_to(two)
+    assert facts(two, "t") == facts(one, "t")
+
+
 @pytest.mark.parametrize("b", ["memory", "sqlite", "flat"])
 @pytest.mark.parametrize("own", ["checkpoint", "both", "other", "answer"])
 def test_what_has_a_life_of_its_own_is_left_alone(place, b, own):
@@ -245,6 +271,24 @@ def test_each_copy_of_a_busy_task_is_one_moment(place, a, b):
         stop.set()
         thread.join()
     assert not errors
+
+
+@pytest.mark.parametrize(("a", "b"), [("memory", "sqlite"), ("sqlite", "flat"), ("flat", "memory")])
+def test_other_spaces_of_a_task_go_along(place, a, b):
+    one, two = place(a), place(b)
+    rich(one, "t")
+    row, objects = one.store.read("t")
+    new = safepoint.rows.replace(row, id="same-id", space="ns", branch="main", parent_seq=None, seq=0, seal=b"")
+    one.store.commit(Commit(task="t", id=new.id, checkpoint=new, objects=tuple(objects.values())))
+    one.copy_to(two)
+    assert facts(two, "t") == facts(one, "t")
+    ours, theirs = one.store.read("t", space="ns"), two.store.read("t", space="ns")
+    assert (theirs[0].seq, theirs[0].id) == (ours[0].seq, "same-id")
+    assert two.store.branches("t", "ns") == one.store.branches("t", "ns")
+    file = io.BytesIO()
+    two.export("t", file)
+    file.seek(0)
+    assert one.import_(file).result == "unchanged"
 
 
 def break_object(cp, task, seq):
@@ -647,6 +691,45 @@ def test_a_file_with_any_field_changed_is_refused_or_whole(whole):
                         facts(cp, report.task_id)
     assert len(seen) > 50
     assert taken < 0.3 * len(seen) * len(ODD) / scale(8, 1)
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("store", ["sqlite", "file"])
+def test_numbers_at_their_limits_fit_every_store_or_are_refused(whole, tmp_path, store):
+    lines = [json.loads(line) for line in whole.splitlines()][:-1]
+    of_each = {next(iter(line)): i for i, line in enumerate(lines)}
+    with safepoint.open(f"{store}:///{tmp_path}/store") as cp:
+        cp.save(State("other", messages=["own"]))
+        before = facts(cp, "other")
+        tried = 0
+        for kind, i in of_each.items():
+            record = lines[i][kind]
+            nested = {"head", "numbers"} & record.keys()
+            for path in [(k,) for k, v in record.items() if type(v) is int] + [(n, k) for n in nested for k in record[n]]:
+                tried += 1
+                for odd in (2**31 - 1, 2**31, 2**53 - 1, 2**63 - 1, -(2**62))[tried % scale(5, 1) :: scale(5, 1)]:
+                    changed = json.loads(json.dumps(record))
+                    at = changed
+                    for key in path[:-1]:
+                        at = at[key]
+                    if type(at[path[-1]]) is not int:
+                        continue
+                    at[path[-1]] = odd
+                    data = sealed([*lines[:i], {kind: changed}, *lines[i + 1 :]])
+                    try:
+                        report = cp.import_(io.BytesIO(data))
+                    except SafepointError:
+                        assert tasks(cp) == ["other"], (kind, path, odd)
+                        continue
+                    try:
+                        state = cp.load_latest("t")
+                        assert state is not None
+                        cp.save(state)
+                        facts(cp, report.task_id)
+                    except SafepointError:
+                        pass
+                    cp.delete_task("t")
+        assert facts(cp, "other") == before
 
 
 def test_a_newer_file_is_left_alone(whole):
