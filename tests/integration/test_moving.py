@@ -12,6 +12,7 @@ import threading
 import uuid
 from typing import Any
 
+import apsw
 import pytest
 
 import safepoint
@@ -325,6 +326,34 @@ def test_what_is_damaged_is_not_handed_on(place, b):
         one.export("t", io.BytesIO(), seq=6)
     with pytest.raises(Damaged):
         one.export("t", io.BytesIO())
+
+
+@pytest.mark.parametrize("kind", ["file", "sqlite"])
+def test_damage_on_a_disk_is_not_handed_on(place, tmp_path, kind):
+    url = f"{kind}:///{tmp_path}/hurt"
+    with safepoint.open(url) as one:
+        state = State("t")
+        for i in range(6):
+            state.step = i
+            state.messages.append({"content": f"{i}" * 300})
+            one.save(state)
+        want = one.load("t", seq=5).messages
+    if kind == "file":
+        (document,) = (tmp_path / "hurt").rglob("6.json")
+        document.write_text(document.read_text().replace("555", "565", 1))
+    else:
+        with contextlib.closing(apsw.Connection(f"{tmp_path}/hurt")) as conn:
+            conn.execute("UPDATE sp_objects SET data = zeroblob(9) WHERE rowid = (SELECT max(rowid) FROM sp_objects)")
+    with safepoint.open(url) as one:
+        two = place("memory")
+        with pytest.raises(Damaged, match="checkpoint 6"):
+            one.copy_to(two)
+        with pytest.raises(Damaged, match="checkpoint 6"):
+            one.export("t", tmp_path / "t")
+        assert tasks(two) == []
+        assert not (tmp_path / "t").exists()
+        assert any("checkpoint 6" in what for what in one.copy_to(two, skip_damaged=True).skipped)
+        assert two.load_latest("t").messages == want
 
 
 def test_a_call_that_is_damaged_is_never_left_out(place):
@@ -831,6 +860,11 @@ def test_copy_export_import_and_diff_in_a_shell(shell, tmp_path):
     assert "kept: copied" in out
     assert "'rich' is there already" in err
     assert json.loads(shell("copy", "--to", other, "--json")[1])["error"]["details"]["not_copied"] == ["rich"]
+
+    (tmp_path / "rich").write_bytes(shell("export", "rich")[1].encode())
+    code, _, err = shell("--store", other, "import", tmp_path / "rich")
+    assert code == 2
+    assert "--as NAME" in err
 
     code, out, _ = shell("export", "rich")
     assert code == 0

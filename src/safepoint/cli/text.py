@@ -66,6 +66,8 @@ _IN_SHELL = (
         re.compile(r"; steal=True takes the task from it(?: by force)?"),
         "; a program that resumes the task can take it by force",
     ),
+    (re.compile(r"skip_damaged=True leaves"), "--skip-damaged leaves"),
+    (re.compile(r"Give it another name: import_\(…, task_id=…\)"), "Give it another name: --as NAME"),
     (re.compile(r"pass network_ok=True"), "add ?network_ok=true to its URL"),
     (re.compile(r"Give it a result: Done\(result\)"), "Give it a result: --done JSON"),
 )
