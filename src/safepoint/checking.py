@@ -50,7 +50,7 @@ def checked_options(**given: Any) -> dict[str, Any]:
         raise UsageError("open(lease=) must be longer than 0 seconds", "", "Leave it at the default of 30.")
     if given["state_type"] is not None and not isinstance(given["state_type"], type):
         raise _wrong("state_type", "a class", given["state_type"])
-    if type(given["schema_version"]) is not int or given["schema_version"] < 1:
+    if type(given["schema_version"]) is not int or not 1 <= given["schema_version"] < 1 << 63:
         raise UsageError("open(schema_version=) must be an int of at least 1", "", "Number your schemas 1, 2, 3 …")
     given["health"] = checks(given["health"], "open(health=)")
     return given

@@ -574,8 +574,8 @@ def check_state(state: State) -> None:
         raise _invalid("metadata", "a dict", state.metadata)
     for name, low in (("step", 0), ("version", 1)):
         value = getattr(state, name)
-        if type(value) is not int or value < low:
-            raise _invalid(name, f"an int of at least {low}", value)
+        if type(value) is not int or not low <= value < 1 << 63:  # what every store can keep
+            raise _invalid(name, f"an int of at least {low}, and below 2**63", value)
     if state.seq is not None and (type(state.seq) is not int or state.seq < 1):
         raise _invalid("seq", "None or the number of a checkpoint", state.seq)
 
@@ -583,7 +583,9 @@ def check_state(state: State) -> None:
 def _invalid(name: str, wanted: str, value: object) -> SafepointError:
     return InvalidState(
         f"state.{name} must be {wanted}",
-        f"it is {value}" if name in ("step", "version", "seq") and type(value) is int else f"it is {a_type(value)}",
+        f"it is {value}"
+        if name in ("step", "version", "seq") and type(value) is int and value.bit_length() < 99
+        else f"it is {a_type(value)}",
         "Correct the state; nothing was written.",
         field=name,
     )

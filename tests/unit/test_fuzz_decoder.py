@@ -48,13 +48,14 @@ def test_the_harness_would_notice(monkeypatch):
 
         monkeypatch.setattr(fuzz, "TARGETS", (target,))
         with fuzz.NoImports():
-            fuzz.one_round(1, memory=True)
+            for memory in (False, True):
+                fuzz.one_round(1, memory=memory)
 
     monkeypatch.setattr(fuzz, "SECONDS", 0.2)
     sys.modules.pop("antigravity", None)
     for what in (
         lambda: {}["x"],
-        lambda: time.sleep(0.3),
+        lambda: sum(range(50_000_000)),
         lambda: bytearray(10 << 20),
         lambda: __import__("antigravity"),
         lambda: (_ for _ in ()).throw(SystemExit),
