@@ -277,6 +277,7 @@ class Folders:
                 self.kept.pop(name, None)
                 fresh = Kept(Book.of(task), place, 0, 0, st.st_mtime_ns)
                 self._grow(fresh, ops.read_all(fd), acked, whole=True)
+                self._cut_back(folder, fresh, acked)
             if fresh.book.gaps:
                 fresh.book.exists = True  # whatever the first line said
                 self._rescue(folder, fresh.book)
@@ -302,13 +303,13 @@ class Folders:
                 try:
                     book.read(stripped)
                 except Damaged as error:
+                    if not whole:
+                        raise
                     sure = acked[1] if acked is not None and acked[0] == book.name else None
                     # Lines that wait for no disk may be torn one after the other; where nobody knows, only the last can be.
                     if at >= sure if sure is not None else i == last:
                         kept.size, kept.ended = at, True
                         break
-                    if not whole:
-                        raise
                     book.skip(i + 1, ", ".join(filter(None, (error.what, error.why))))
             at = after
         else:
@@ -326,16 +327,27 @@ class Folders:
         except (ValueError, UnicodeDecodeError):
             return None
 
-    def _rescue(self, folder: int, book: Book) -> None:
-        """Take in the documents that only damaged lines told of: they say themselves what they are."""
+    def _cut_back(self, folder: int, kept: Kept, acked: tuple[str, int] | None) -> None:
+        """Note a journal that knows less than the documents beside it. One more may be there: of a commit that a crash cut off."""
+        book = kept.book
+        newest = book.numbers.seq
+        more = [seq for _, fd in self._branches(folder) for seq in self._seqs(fd) if seq > newest]
+        shorter = acked is not None and acked[0] == book.name and kept.end < acked[1]
+        if more and (shorter or len(more) > 1 or more[0] > newest + 1):
+            book.skip(book.lines + 1, f"lines are missing at its end: checkpoint {max(more)} is there, and none tells of it")
+
+    def _seqs(self, branch: int) -> list[int]:
+        return [seq for name in self.ops.list(branch) if (seq := filenames.seq_of(name)) is not None]
+
+    def _branches(self, folder: int) -> Iterator[tuple[str, int]]:
+        """The folders of all branches of all spaces, each open until the next is asked for."""
         ops = self.ops
-        swept = set(book.swept)
         for name in ops.list(folder):
             if name.startswith(".") or not ops.is_folder(name, folder):
                 continue
             with ops.opened(ops.child(name, folder)) as outer:
                 if name != filenames.SPACES:
-                    self._rescue_from(outer, book, swept)
+                    yield name, outer
                     continue
                 for space in ops.list(outer):
                     if ops.is_folder(space, outer):
@@ -343,7 +355,13 @@ class Folders:
                             for branch in ops.list(inner):
                                 if ops.is_folder(branch, inner):
                                     with ops.opened(ops.child(branch, inner)) as fd:
-                                        self._rescue_from(fd, book, swept)
+                                        yield f"{name}/{space}/{branch}", fd
+
+    def _rescue(self, folder: int, book: Book) -> None:
+        """Take in the documents that only damaged lines told of: they say themselves what they are."""
+        swept = set(book.swept)
+        for _, fd in self._branches(folder):
+            self._rescue_from(fd, book, swept)
 
     def _rescue_from(self, branch: int, book: Book, swept: set[tuple[str, str, int]]) -> None:
         task = book.row.task
