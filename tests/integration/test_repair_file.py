@@ -63,6 +63,7 @@ def test_a_damaged_head_falls_back(cp, place, how, in_place):
         assert mended.load_latest("t").messages == [big(i) for i in range(5)]
         assert set(loads(mended, "t")) == {1, 3, 4, 5, 7}
         state = mended.load_latest("t")
+        assert state is not None
         assert mended.save(state).seq == 8
     if in_place:
         kept = list((place / ".quarantine").rglob("*.json"))

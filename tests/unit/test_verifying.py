@@ -1,5 +1,7 @@
 """What verify concludes from the parts of a task: pure, without a store."""
 
+from typing import Any
+
 import pytest
 
 from safepoint.codec import chunks
@@ -38,7 +40,8 @@ def text(n):
 
 def task(n=5, *, calls=(), branch=None):
     """Parts of a task whose state grows by one value each checkpoint."""
-    rows, objects = [], {}
+    rows: list[Any] = []
+    objects: dict[bytes, Obj] = {}
     for seq in range(1, n + 1):
         row, new = checkpoint(seq, {f"k{i}": text(i) for i in range(seq)})
         rows.append(row)
