@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
@@ -148,6 +148,8 @@ class At(NamedTuple):
 
     line: int
     step: int
+    current: bool | int = True
+    """Whether it is the task's current branch."""
 
 
 class Stands(Protocol):
@@ -176,10 +178,25 @@ OPEN_PAUSES = frozenset({"open", "answered"})
 """Until an answer is used (status ``used``), it may still be asked for."""
 
 
+def begins(heads: Collection[At]) -> dict[int, int]:
+    """From which step on the calls of each line are kept, for a resume to read.
+
+    That of the current branch's head, where it goes on with the line; a branch of that line that was left behind does not keep
+    all that comes after it, and stands under a guard when it is made the current one again (``rules.recovery``). Else that of
+    the head that is furthest back.
+    """
+    found: dict[int, int] = {}
+    own = {h.line for h in heads if h.current}
+    for line, step, current in heads:
+        if current or line not in own:
+            found[line] = min(step, found.get(line, step))
+    return found
+
+
 def stood_on(heads: Iterable[At], calls: Iterable[StandsUnderFence], pauses: Iterable[Stands], live: int | None) -> set[int]:
     """Numbers of the checkpoints that must stay because calls and pauses that go with them are still needed.
 
-    A resume of any branch reads what is recorded of its line from the step of its head on, whatever came of it: without the
+    A resume reads what is recorded of its line from the step of its head on (``begins``), whatever came of it: without the
     record of a write that succeeded, the interrupted step would do it again. Calls that were set aside count too, as they
     show what the step had gone on past.
 
@@ -190,17 +207,15 @@ def stood_on(heads: Iterable[At], calls: Iterable[StandsUnderFence], pauses: Ite
         live: The fence of the live run, if there is one: its step may stand on a checkpoint that a write by force left
             behind, steps ago.
     """
-    begins: dict[int, int] = {}
-    for line, step in heads:
-        begins[line] = min(step, begins.get(line, step))
+    first = begins(list(heads))
     kept: set[int] = set()
     newest = 0
     for call in calls:
-        if call.status in OPEN_CALLS or (call.line in begins and call.step >= begins[call.line]):
+        if call.status in OPEN_CALLS or (call.line in first and call.step >= first[call.line]):
             kept.add(call.base_seq)
         if call.fence == live:
             newest = max(newest, call.base_seq)
     for pause in pauses:
-        if pause.status in OPEN_PAUSES or (pause.line in begins and pause.step >= begins[pause.line]):
+        if pause.status in OPEN_PAUSES or (pause.line in first and pause.step >= first[pause.line]):
             kept.add(pause.base_seq)
     return kept | {newest}

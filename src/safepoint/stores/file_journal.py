@@ -268,7 +268,8 @@ class Book:
             if branch.forked_from is not None:
                 kept.add(branch.forked_from)
             if (row := self.checkpoints.get(branch.head.seq)) is not None:
-                heads.append(retention.At(branch.line, row.step))
+                current = (branch.space, branch.name) == ("", self.row.branch)
+                heads.append(retention.At(branch.line, row.step, current))
         return kept | retention.stood_on(heads, self.calls.values(), self.pauses.values(), live_fence)
 
     # -- the next line

@@ -490,7 +490,9 @@ def _needed(data: _Data, task: _Task) -> set[int]:
         kept.add(branch.head.seq)
         if branch.forked_from is not None:
             kept.add(branch.forked_from)
-    heads = [retention.At(b.line, task.checkpoints[b.head.seq].step) for b in task.branches.values()]
+    heads = [
+        retention.At(b.line, task.checkpoints[b.head.seq].step, at == ("", task.row.branch)) for at, b in task.branches.items()
+    ]
     live = task.lease.fence if task.lease is not None and _held(data, task) else None
     return kept | retention.stood_on(heads, task.calls.values(), task.pauses.values(), live)
 

@@ -57,7 +57,7 @@ class _Found(NamedTuple):
     """What was read without the lock, as far as it is looked at again under it."""
 
     begins: dict[int, int]
-    """By line, the step of the head that is furthest back on it."""
+    """By line, the step from which on its calls are kept."""
     live: int | None
     next_call: int
     next_pause: int
@@ -121,10 +121,7 @@ def prune(db: Database, locks: LockFile, n: int, wanted: set[int], space: str, *
 
 
 def _begins(branches: list[Any]) -> dict[int, int]:
-    begins: dict[int, int] = {}
-    for _head, _fork, line, step in branches:
-        begins[line] = min(step, begins.get(line, step))
-    return begins
+    return retention.begins([retention.At(*row[2:]) for row in branches])
 
 
 def _look(db: Database, locks: LockFile, n: int, wanted: set[int], space: str) -> _Found:

@@ -188,9 +188,12 @@ class Oracle:
         must |= {c["base_seq"] for c in task["calls"].values() if c["status"] in {"started", "in_doubt", "paused"}}
         must |= {p["base_seq"] for p in task["pauses"].values() if p["status"] != "used"}
         resumed: set[int] = set()
+        current = task["branches"].get(("", task["current"]))
         for branch in task["branches"].values():
             assert branch["line"] is not None
-            resumed |= {r["base_seq"] for r in self._ahead(task, branch)}
+            # One that was left behind does not keep what the current one of its line has done since.
+            if branch is current or current is None or current["line"] != branch["line"]:
+                resumed |= {r["base_seq"] for r in self._ahead(task, branch)}
         told = bool(resumed - must & set(seqs))
         must |= resumed
         may: set[int] = set()

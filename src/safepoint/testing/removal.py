@@ -189,19 +189,23 @@ class RemovalTests:
         assert store.prune("task", [1, 4]).seqs == (1, 4)
         assert store.calls("task")[0] == []
 
-    @pytest.mark.parametrize("inherits", [True, False])
-    def test_a_record_that_a_branch_left_behind_would_read_stays(self, store: Store, inherits: bool) -> None:
+    @pytest.mark.parametrize("current", ["main", "side", "away"])
+    def test_a_record_stays_for_the_current_branch_of_its_line(self, store: Store, current: str) -> None:
+        """A branch that was left behind keeps the records of its line only where no current one goes on with it."""
         writer = Writer(store)
         writer.save()
         side = Writer(store, branch="side")
-        side.save(row={"parent_seq": 1}, line=1 if inherits else None)
+        side.save(row={"parent_seq": 1}, line=1)
+        away = Writer(store, branch="away")
+        away.save(row={"parent_seq": 1})
         writer.save()
         call = writer.call(status="succeeded")
         for step in (1, 2):
             writer.save(row={"step": step})
-        pruned = store.prune("task", [3, 4])
-        assert pruned.seqs == ((4,) if inherits else (3, 4))
-        assert store.calls("task")[0] == ([call] if inherits else [])
+        writer.write(patch=TaskPatch(branch=current))
+        pruned = store.prune("task", [4, 5])
+        assert pruned.seqs == ((4, 5) if current == "main" else (5,))
+        assert store.calls("task")[0] == ([] if current == "main" else [call])
 
     @pytest.mark.parametrize("status", ["open", "answered", "used"])
     def test_what_a_pause_of_a_step_to_be_run_again_stands_on_stays(self, store: Store, status: str) -> None:

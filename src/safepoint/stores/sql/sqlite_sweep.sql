@@ -5,8 +5,8 @@ SELECT seq, space, pinned, refs, length(root) + length(metadata) + length(metric
 FROM sp_checkpoints WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295
 
 -- name: branches
-SELECT b.head_seq, b.forked_from, b.line, coalesce(c.step, 0)
-FROM sp_branches b LEFT JOIN sp_checkpoints c ON c.k = (b.task << 32 | b.head_seq) WHERE b.task = ?
+SELECT b.head_seq, b.forked_from, b.line, coalesce(c.step, 0), b.space = '' AND b.name = t.branch
+FROM sp_branches b JOIN sp_tasks t ON t.n = b.task LEFT JOIN sp_checkpoints c ON c.k = (b.task << 32 | b.head_seq) WHERE b.task = ?
 
 -- name: call_bases
 SELECT no, base_seq, line, step, status, fence,
