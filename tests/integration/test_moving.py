@@ -903,3 +903,27 @@ def place_of(text, tmp_path):
     cp = safepoint.open("memory://")
     cp.import_(io.BytesIO(text.encode()))
     return cp
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_as_deep_as_may_be_go_through_a_file(place, kind):
+    lists, tuples, keys = [], (), {(): 1}
+    for _ in range(198):
+        lists, tuples = [lists], (tuples,)
+    for n in range(95):
+        keys = {(n,): [keys]}
+    one, two = place("memory"), place(kind)
+    one.save(State("t", messages=[lists, tuples], agent_state={"lists": lists, "tuples": tuples, "keys": keys}))
+    file = io.BytesIO()
+    one.export("t", file)
+    file.seek(0)
+    two.import_(file)
+    one.copy_to(two)
+    again = io.BytesIO()
+    two.export("t", again)
+    assert again.getvalue() == file.getvalue()
+    assert str(two.diff("t", 1, 1)) == "no difference"
+    state = two.load_latest("t")
+    state.messages[1] = 5
+    two.save(state)
+    assert str(two.diff("t", 1)) == "1 message changed"
