@@ -151,10 +151,17 @@ def count_points(into: Counter[str]) -> None:
 def open_here(db: str, world: World, tasks: tuple[str, ...], **options: Any) -> safepoint.Checkpointer:
     for task in tasks:
         _worlds[task] = world
-    cp = safepoint.open(f"sqlite:///{db}", **options)
-    with cp.connection() as conn:
-        conn.execute("CREATE TABLE IF NOT EXISTS ledger (key TEXT NOT NULL)")
+    cp = safepoint.open(url_of(db), **options)
+    if cp.store.transactional_tools:
+        with cp.connection() as conn:
+            conn.execute("CREATE TABLE IF NOT EXISTS ledger (key TEXT NOT NULL)")
+    else:
+        TOOLS["book"] = put
     return cp
+
+
+def url_of(db: str) -> str:
+    return db if "://" in db else f"sqlite:///{db}"
 
 
 def told(outcome: safepoint.Outcome) -> dict[str, Any]:
@@ -217,7 +224,7 @@ def saver(
 ) -> Counter[str]:
     """Save big states one after the other, each with new content; goes on from what is stored."""
     hits: Counter[str] = Counter()
-    with safepoint.open(f"sqlite:///{db}", retention=Retention(keep_latest=keep), **options) as cp:
+    with safepoint.open(url_of(db), retention=Retention(keep_latest=keep), **options) as cp:
         kill_at(point, nth) if point else count_points(hits)
         state = cp.load_latest(task) or State(task)
         for i in range(state.agent_state.get("i", 0) + 1, rounds + 1):
