@@ -4,6 +4,7 @@ import itertools
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from safepoint.stores import sqlite_bigsweep, sqlite_sweep
 from safepoint.testing import Place, Remote, StoreMachine, run_machine
@@ -33,4 +34,4 @@ class LargeMachine(StoreMachine):
 @pytest.mark.soak
 def test_machine(tmp_path, monkeypatch):
     monkeypatch.setattr(LargeMachine, "folder", tmp_path, raising=False)
-    run_machine(LargeMachine)
+    run_machine(LargeMachine, profile=settings(max_examples=40, stateful_step_count=60, deadline=None))
