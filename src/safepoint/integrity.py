@@ -24,6 +24,8 @@ Progress = Callable[[int, int], Any]
 """Told now and then: bytes read so far, tasks done so far."""
 
 _TICK = 4_000_000
+_SURE = 4
+"""How many losses are confirmed by another read before the others of the task are believed."""
 _ASKED = 3
 """How many checkpoints that miss an object are asked for again before it is called missing."""
 
@@ -343,7 +345,18 @@ def audit_task(store: Store, task: str, branches: bool, tick: Callable[[int], No
     if older is not None:
         audit.parts += 1
         audit.damages.append(Damage(task, f"task {task!r}", store.place(task, "task", task), older.why or older.what, "older"))
-    audit.finish(lambda damage: _still(store, audit, damage))
+    confirmed = 0
+
+    def still(damage: Damage) -> bool:
+        # What was read and is wrong stays wrong. Asking costs a read, which is slow where the file is damaged: a few tell.
+        nonlocal confirmed
+        if confirmed >= _SURE or (damage.kind == "object" and damage.key not in audit.missing):
+            return True
+        there = _still(store, audit, damage)
+        confirmed += there
+        return there
+
+    audit.finish(still)
     for space, seq in audit.good_heads():
         why = _unreadable(store, task, space, seq)
         if why:

@@ -347,7 +347,7 @@ def test_bits_flipped_anywhere_never_come_out_as_a_sound_store_that_says_somethi
     data = path.read_bytes()
     rng = random.Random(8)
     kept = looked = 0
-    for i in range(scale(12, 300)):
+    for i in range(scale(12, 200)):
         spoiled = bytearray(data)
         for _ in range(rng.choice([1, 1, 4])):
             at = rng.randrange(100, len(data))

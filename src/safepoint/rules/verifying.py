@@ -190,7 +190,8 @@ class Audit:
         self._loads: dict[tuple[str, str], Ranges] = {}
         self._newest: dict[tuple[str, str], int] = {}
         self._looked_again = False
-        self._missing: set[bytes] = set()
+        self.missing: set[bytes] = set()
+        """Objects that are referred to and did not come, as if retention had taken them meanwhile."""
 
     # -- the first time
 
@@ -311,7 +312,7 @@ class Audit:
     def again(self, *, branches: bool = False) -> bool:
         """Whether the rows have to be looked at once more. With ``branches`` also where nothing is wrong, to say what loads."""
         missing = self._reach()
-        self._missing = set(missing)
+        self.missing = set(missing)
         for name in missing:
             self.bad_objects[name] = self._damaged("object", name, _object_name(name), "it is missing")
         self._spread()
@@ -423,7 +424,7 @@ class Audit:
                 checkpoints, calls = self._takes.get(damage.key, (Ranges(), Ranges()))
                 damage = replace(damage, checkpoints=checkpoints.frozen(), calls=calls.frozen())
                 # Missed by rows that were there at the first look and are not at the second: retention took both.
-                went = damage.key in self._missing and not checkpoints.runs and not calls.runs
+                went = damage.key in self.missing and not checkpoints.runs and not calls.runs
                 if went or not still(damage):
                     self.bad_objects.pop(damage.key, None)
                     continue
