@@ -8,9 +8,9 @@ from safepoint import recovering
 from safepoint.checking import check_number
 from safepoint.codec import states
 from safepoint.errors import Damaged, NotFound, SafepointError, UsageError
-from safepoint.model import Call, Checkpoint, State, check_id, from_us, new_id, now, to_us
+from safepoint.model import Call, Checkpoint, State, check_id, from_us, now, to_us
 from safepoint.restoring import Wish
-from safepoint.rows import BranchRow, CallRow, CheckpointRow, Commit, TaskPatch, TaskRow
+from safepoint.rows import BranchRow, CallRow, CheckpointRow, TaskPatch, TaskRow
 from safepoint.rules import planning, recovery
 from safepoint.rules.planning import Branch, Candidate, Plan
 from safepoint.steps import book_of
@@ -202,42 +202,31 @@ class BranchVerbs:
             row = self.store.task(task_id)
             assert row is not None
             if branch is not None:
-                header, state = self._switch(row, branch, grant.guard)
-                status = _status(before, state)
-                return header
+                head = recovering.switch(cp, row, branch, grant.guard)
+                now_there = self._load(task_id)
+                assert now_there is not None
+                status = _status(before, now_there)
+                return self._header(task_id, head)
             assert seq is not None
             chosen = recovering.body(cp, task_id, seq)
             back = self._load(task_id, seq=seq)
             assert back is not None
             found = recovering.survey(cp, row)
-            course = recovering.course_from(
-                found,
-                chosen,
-                journal=journal,
-                left_guard=recovering.guard_of_head(cp, task_id),
-                own_guard=recovering.guard_in(back),
-                older=older,
-            )
+            left = recovering.guard_of_head(cp, task_id)
+
+            def course(there: recovering.Survey) -> recovery.Course:
+                own = recovering.guard_in(back)
+                return recovering.course_from(there, chosen, journal=journal, left_guard=left, own_guard=own, older=older)
+
             status = _status(before, back)
             patch = TaskPatch(status=status, reason=f"rewound to {seq}")
-            new, _ = recovering.branch_off(cp, found, chosen, course, name=None, kind="manual", guard=grant.guard, patch=patch)
+            new = recovering.branch_off(
+                cp, found, chosen, course(found), name=None, kind="manual", guard=grant.guard, patch=patch, again=course
+            )
             recovering.log.info("rewound %s to %d: %s@%d on branch %s", task_id, seq, task_id, new.seq, new.branch)
             return self._header(task_id, new)
         finally:
             self.store.release(task_id, grant, TaskPatch(status=status or _as_before(before)))
-
-    def _switch(self, row: TaskRow, name: str, guard: Any) -> tuple[Checkpoint, State]:
-        task = row.task
-        there = next((b for b in self.store.branches(task) if b.name == name), None)
-        if there is None:
-            raise recovering.no_branch(task, name)
-        state = self._load(task, branch=name)
-        found = self.store.headers(task, before=there.head.seq + 1, limit=1)
-        if state is None or not found:
-            raise recovering.no_branch(task, name)
-        patch = TaskPatch(branch=name, reason=f"switched to branch {name}")
-        self.store.commit(Commit(task=task, id=new_id(), guard=guard, stands_on=there.head, patch=patch))
-        return self._header(task, found[0]), state
 
     def fork(
         self, task_id: str, seq: int | None = None, *, name: str | None = None, journal: Journal = "inherit"
@@ -268,32 +257,12 @@ class BranchVerbs:
         found = recovering.survey(cp, row)
         left = found.branch(chosen.branch)
         known = own if left is None or left.head.seq == chosen.seq else recovering.guard_of_head(cp, task_id, chosen.branch)
-        course = recovering.course_from(found, chosen, journal=journal, left_guard=known, own_guard=own, left=chosen.branch)
-        new, _ = recovering.branch_off(cp, found, chosen, course, name=name, kind="manual", current=False)
-        if journal == "inherit":
-            new = self._still_whole(row, chosen, new, known, own, course)
-        return self._header(task_id, new)
 
-    def _still_whole(
-        self,
-        row: TaskRow,
-        chosen: CheckpointRow,
-        new: CheckpointRow,
-        left_guard: int | None,
-        own_guard: int,
-        course: recovery.Course,
-    ) -> CheckpointRow:
-        """From now on retention keeps the calls that the fork may ask for. What it took between our look and the commit, beside
-        a live run, is made good by a guard."""
-        cp = cast("Checkpointer", self)
-        found = recovering.survey(cp, row)
-        found.branches = [b for b in found.branches if b.name != new.branch]
-        again = recovering.course_from(
-            found, chosen, journal="inherit", left_guard=left_guard, own_guard=own_guard, left=chosen.branch
-        )
-        if again.guard <= course.guard or course.guard:
-            return new
-        return recovering.under_guard(cp, row.task, new, again.guard)
+        def course(there: recovering.Survey) -> recovery.Course:
+            return recovering.course_from(there, chosen, journal=journal, left_guard=known, own_guard=own, left=chosen.branch)
+
+        new = recovering.branch_off(cp, found, chosen, course(found), name=name, kind="manual", current=False, again=course)
+        return self._header(task_id, new)
 
     def branches(self, task_id: str) -> list[Branch]:
         """The task's branches, by the checkpoint that they began with. NotFound if there is no such task."""

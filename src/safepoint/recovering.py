@@ -6,7 +6,7 @@ Shared by runs, by the verbs and by ``plan``; what is decided lies in ``rules.re
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,6 @@ from safepoint.rows import (
     CallRow,
     CheckpointRow,
     Commit,
-    Committed,
     Guard,
     Head,
     Lost,
@@ -392,12 +391,15 @@ def branch_off(
     guard: Guard | None = None,
     current: bool = True,
     patch: TaskPatch | None = None,
-) -> tuple[CheckpointRow, Committed]:
+    again: Callable[[Survey], Course] | None = None,
+) -> CheckpointRow:
     """Commit one new checkpoint with the state of ``chosen`` (a whole row, with its root) on a new branch; with ``current`` it
     becomes the current one in that same commit. Nothing else is written, and no object is sent.
 
     Args:
         name: None for the next free automatic one.
+        again: How the course was found: from the commit on, retention keeps the calls that the new branch may ask for; what it
+            took between the look and the commit is made good by a guard.
     Raises:
         Conflict: there is a branch of that name. NotFound: the checkpoint has gone meanwhile.
     """
@@ -443,7 +445,13 @@ def branch_off(
             continue
         at("branch.after")
         assert done.seq is not None
-        return replace(row, seq=done.seq), done
+        new = replace(row, seq=done.seq)
+        if again is None or course.line is None:
+            return new
+        later = survey(cp, found.row)
+        later.branches = [b for b in later.branches if b.name != branch]
+        more = again(later).guard
+        return under_guard(cp, found.task, new, more, of=guard) if more > course.guard else new
 
 
 def next_branch(found: Survey) -> str:
@@ -466,13 +474,63 @@ def guard_of_head(cp: Checkpointer, task: str, branch: str | None = None) -> int
     return None if state is None else guard_in(state)
 
 
-def under_guard(cp: Checkpointer, task: str, row: CheckpointRow, guard: int) -> CheckpointRow:
-    """One more checkpoint on top of the one that began a branch, the same under a guard."""
+def under_guard(
+    cp: Checkpointer,
+    task: str,
+    row: CheckpointRow,
+    guard: int,
+    *,
+    of: Guard | None = None,
+    patch: TaskPatch | None = None,
+) -> CheckpointRow:
+    """One more checkpoint on top of a branch's head, the same under a guard."""
     on = Head(row.seq, row.id)
-    above = replace(states.with_guard(row, guard), id=new_id(), parent_seq=row.seq, created_at=to_us(now()), seq=0, seal=b"")
-    done = cp.store.commit(Commit(task=task, id=above.id, anyway=True, checkpoint=above, expect=on, stands_on=on))
+    above = replace(
+        states.with_guard(row, guard),
+        id=new_id(),
+        parent_seq=row.seq,
+        label="under guard",
+        created_at=to_us(now()),
+        metrics=b"",
+        pinned=False,
+        seq=0,
+        seal=b"",
+    )
+    done = cp.store.commit(
+        Commit(task=task, id=above.id, guard=of, anyway=of is None, checkpoint=above, expect=on, stands_on=on, patch=patch)
+    )
     assert done.seq is not None
     return replace(above, seq=done.seq)
+
+
+def switch(cp: Checkpointer, row: TaskRow, name: str, of: Guard) -> CheckpointRow:
+    """Make a branch the current one, under the guard of a lease. Returns its head: where records that it would be served have gone
+    meanwhile, a new one, that stands under a guard.
+
+    Raises:
+        NotFound: no such branch. Damaged and what else says that its head cannot be used; nothing was changed.
+    """
+    found = survey(cp, row)
+    there = found.branch(name)
+    state = cp._load(row.task, branch=name) if there is not None else None
+    if there is None or state is None:
+        raise no_branch(row.task, name)
+    head = body(cp, row.task, there.head.seq)
+    own = guard_in(state)
+    guard = _to_return(found, there, head.step, own)
+    patch = TaskPatch(branch=name, reason=f"switched to branch {name}")
+    if guard > own:
+        return under_guard(cp, row.task, head, guard, of=of, patch=patch)
+    cp.store.commit(Commit(task=row.task, id=new_id(), guard=of, stands_on=there.head, patch=patch))
+    # From now on what this branch needs is kept; a clean-up may have come in between.
+    guard = _to_return(survey(cp, row), there, head.step, own)
+    return under_guard(cp, row.task, head, guard, of=of) if guard > own else head
+
+
+def _to_return(found: Survey, there: BranchRow, step: int, own: int) -> int:
+    return recovery.guard_to_return(
+        found.whole, found.branches, found.calls, there, step, own, lost_calls=found.lost_calls, torn=found.torn
+    )
 
 
 def body(cp: Checkpointer, task: str, seq: int) -> CheckpointRow:

@@ -15,13 +15,14 @@ from safepoint import recovering, resources
 from safepoint._probe import at
 from safepoint.calling import Flow
 from safepoint.checking import check_number
+from safepoint.codec import states
 from safepoint.codec.states import Control
 from safepoint.ending import Ending
 from safepoint.errors import Damaged, DecisionNeeded, InDoubt, UsageError
 from safepoint.flow import Counters
-from safepoint.model import Metrics, Recovery, State, a_type, check_id, new_id, now, to_us
+from safepoint.model import Metrics, Recovery, State, a_type, check_id, now, to_us
 from safepoint.replies import in_doubt_error
-from safepoint.rows import BranchRow, CallRow, CallWrite, Commit, Grant, Head, PauseRow, TaskPatch, TaskRow, replace
+from safepoint.rows import BranchRow, CallRow, CallWrite, Grant, Head, PauseRow, TaskPatch, TaskRow, replace
 from safepoint.rules import health, journal, planning, quarantine, recovery
 from safepoint.rules.health import Check
 from safepoint.rules.journal import Action
@@ -234,19 +235,8 @@ class Restoring(Ending):
         return _Start(state, how, row, self._line(row), saved=state.created_at)
 
     def _switched(self, row: TaskRow, name: str) -> TaskRow:
-        branch = next((b for b in self.cp.store.branches(self.task_id) if b.name == name), None)
-        if branch is None:
-            raise recovering.no_branch(self.task_id, name)
         assert self._grant is not None
-        self.cp.store.commit(
-            Commit(
-                task=self.task_id,
-                id=new_id(),
-                guard=self._grant.guard,
-                stands_on=branch.head,
-                patch=TaskPatch(branch=name),
-            )
-        )
+        recovering.switch(self.cp, row, name, self._grant.guard)
         after = self.cp.store.task(self.task_id)
         assert after is not None
         return after
@@ -256,10 +246,11 @@ class Restoring(Ending):
         chosen = recovering.body(cp, self.task_id, seq)
         state = cp.load(self.task_id, seq=seq)
         found = recovering.survey(cp, row)
-        left = recovering.guard_of_head(cp, self.task_id)
-        course = recovering.course_from(
-            found, chosen, journal="inherit", left_guard=left, own_guard=state._base.control.guard, older=self._older
-        )
+        left, own = recovering.guard_of_head(cp, self.task_id), recovering.guard_in(state)
+
+        def course(there: recovering.Survey) -> Course:
+            return recovering.course_from(there, chosen, journal="inherit", left_guard=left, own_guard=own, older=self._older)
+
         return self._branched(found, chosen, state, course, "at", "manual", ())
 
     def _start_back(self, row: TaskRow, choice: recovering.Choice) -> _Start:
@@ -268,9 +259,12 @@ class Restoring(Ending):
         assert found is not None
         chosen = choice.chosen
         assert chosen is not None
-        own = state._base.control.guard
-        left = choice.head_state._base.control.guard if choice.head_state is not None else None
-        course = recovering.course_from(found, chosen, journal="inherit", left_guard=left, own_guard=own)
+        own = recovering.guard_in(state)
+        left = recovering.guard_in(choice.head_state) if choice.head_state is not None else None
+
+        def course(there: recovering.Survey) -> Course:
+            return recovering.course_from(there, chosen, journal="inherit", left_guard=left, own_guard=own)
+
         return self._branched(found, chosen, state, course, "fallback", "step", choice.skipped)
 
     def _branched(
@@ -278,25 +272,27 @@ class Restoring(Ending):
         found: recovering.Survey,
         chosen: Any,
         state: State,
-        course: Course,
+        find: Callable[[recovering.Survey], Course],
         mode: str,
         kind: str,
         skipped: tuple[tuple[int, str], ...],
     ) -> _Start:
         assert self._grant is not None
-        row, _ = recovering.branch_off(
-            self.cp, found, chosen, course, name=None, kind=kind, guard=self._grant.guard, patch=TaskPatch()
+        course = find(found)
+        row = recovering.branch_off(
+            self.cp, found, chosen, course, name=None, kind=kind, guard=self._grant.guard, patch=TaskPatch(), again=find
         )
+        guard = states.guard_of(row)
         saved, seq = state.created_at, state.seq
         base = state._base
         control = base.control.copy()
-        control.guard = course.guard
+        control.guard = guard
         state.seq, state.branch = row.seq, row.branch
         state._base = type(base)(base.store, base.task, Head(row.seq, row.id), base.packed, control)
         after = self.cp.store.task(self.task_id)
         line = next(b.line for b in self.cp.store.branches(self.task_id) if b.name == row.branch)
         assert after is not None
-        how = Recovery(mode, seq, skipped, branch=row.branch, guard=course.guard)
+        how = Recovery(mode, seq, skipped, branch=row.branch, guard=guard)
         return _Start(state, how, after, line, course.why, saved)
 
     def _start_fresh(self, row: TaskRow, choice: recovering.Choice) -> _Start:

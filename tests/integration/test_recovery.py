@@ -748,8 +748,39 @@ def test_heads_and_fork_points_stay_as_targets(cp, world):
     cp.cleanup("t", keep_latest=1)
     left = {h.seq for h in cp.list_checkpoints("t")}
     assert {3, 5} <= left
-    assert cp.rewind("t", branch="a").seq == 5
+    back = cp.rewind("t", branch="a")  # what it would be served has gone meanwhile
+    assert (back.parent_seq, back.branch, back.step) == (5, "a", 2)
+    assert cp.plan("t").guard == 13
     assert cp.fork("t", 3, name="b").parent_seq == 3
+
+
+@pytest.mark.parametrize("how", ["rewind", "fork", "fallback"])
+def test_retention_goes_on_after_going_back(cp, broken, world, how):
+    steps(cp, 4)
+    if how == "fallback":
+        broken(5).resume("t").close()
+    else:
+        getattr(cp, how)("t", 4)
+    go_on(cp, 30)
+    cp.cleanup("t", keep_latest=3)
+    assert len(cp.list_checkpoints("t")) <= 3 + 3  # the newest, heads and fork points
+    assert len(cp.calls("t")) <= 8
+    before = list(world.log)
+    assert before == [(n,) for n in range(30)]
+    # And a branch that was left behind repeats nothing blindly when it is gone back to.
+    other = next(b.name for b in cp.branches("t") if not b.current)
+    if how == "fallback":
+        cp.rewind("t", 4)
+    else:
+        cp.rewind("t", branch=other)
+    assert cp.plan("t").guard >= 30
+    for _ in range(3):
+        try:
+            go_on(cp, 31)
+        except safepoint.InDoubt:
+            (call,) = cp.calls("t", status="in_doubt")
+            cp.resolve("t", call.no, Done("made"))
+    assert world.log == before
 
 
 # -- a store that is older than what it acknowledged

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safepoint import State, UsageError, messages_complete, requires
 from safepoint.codec.kinds import Tagged
 from safepoint.rows import BranchRow, CallRow, CheckpointRow, Head
-from safepoint.rules import health, recovery
+from safepoint.rules import health, recovery, retention
 from safepoint.rules.recovery import Verdict
 
 
@@ -212,6 +212,19 @@ class Task:
 
     def switch(self):
         self.current = self.rng.choice(sorted(self.branches))
+        b = self.branches[self.current]
+        chosen, own = self.rows[b.head.seq]
+        guard = recovery.guard_to_return(
+            [r for r, _ in self.rows.values()],
+            list(self.branches.values()),
+            list(self.calls.values()),
+            b,
+            chosen.step,
+            own,
+            lost_calls=False,
+        )
+        if guard > own:
+            self.branches[b.name] = branch(b.name, self.commit(b.name, b.head.seq, chosen.step, guard), b.line, b.forked_from)
 
     def branch_off(self, seq, leaving):
         chosen, own = self.rows[seq]
@@ -234,9 +247,8 @@ class Task:
     def prune(self):
         """As the stores do it: heads, fork points, and what a resume of any branch would read stay."""
         kept = {b.head.seq for b in self.branches.values()} | {b.forked_from for b in self.branches.values()}
-        begins = {}
-        for b in self.branches.values():
-            begins[b.line] = min(begins.get(b.line, 1 << 30), self.rows[b.head.seq][0].step)
+        heads = [retention.At(b.line, self.rows[b.head.seq][0].step, b.name == self.current) for b in self.branches.values()]
+        begins = retention.begins(heads)
         kept |= {c.base_seq for c in self.calls.values() if c.step >= begins.get(c.line, 1 << 30)}
         for seq in list(self.rows):
             if seq not in kept and self.rng.random() < 0.5:

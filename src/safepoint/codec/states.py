@@ -81,6 +81,15 @@ def tree_of(state: State, control: Control, recovery: Mapping[str, Any] | None =
     return tree
 
 
+def guard_of(row: CheckpointRow) -> int:
+    """The guard that a whole row's state stands under."""
+    try:
+        parts = msgspec.msgpack.decode(row.root, type=dict[str, msgspec.Raw])
+        return msgspec.msgpack.decode(parts["guard"], type=int) if "guard" in parts else 0
+    except msgspec.MsgspecError:
+        raise Damaged(f"checkpoint {row.seq} cannot be read", "", "Go back to an earlier checkpoint.") from None
+
+
 def with_guard(row: CheckpointRow, guard: int) -> CheckpointRow:
     """The same state under another guard (0: none): the root with one small value set, and all else of it as it is."""
     try:

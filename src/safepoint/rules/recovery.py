@@ -158,6 +158,24 @@ def reach(
     return max(steps, default=-1) + 1 + lost
 
 
+def guard_to_return(
+    rows: Sequence[CheckpointRow],
+    branches: Sequence[BranchRow],
+    calls: Sequence[CallRow],
+    branch: BranchRow,
+    step: int,
+    own_guard: int,
+    *,
+    lost_calls: bool,
+    torn: Sequence[CheckpointRow] = (),
+) -> int:
+    """The guard of a branch that is made the current one again, as it stands: retention has kept only what the current one of its
+    line needed meanwhile."""
+    if lost_calls or has_gap(rows, branches, branch.line, step, torn):
+        return max(own_guard, reach(rows, branches, calls, {branch.line}))
+    return own_guard
+
+
 def only_fell_back(rows: Sequence[CheckpointRow], branches: Iterable[BranchRow], left: BranchRow, to: str) -> bool:
     """Whether every branch from ``left`` back to ``to`` was begun by an automatic fallback. Why those stand under a guard can still
     be seen in the rows; not so of a person's, who may have accepted a store that was older than it should be."""

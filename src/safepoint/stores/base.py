@@ -188,8 +188,8 @@ class Store(ABC):
         part of the task is damaged, nobody knows what it reached.
 
         Under the task's lock it looks again, and keeps: heads, fork points, pinned ones, and what
-        ``rules.retention.stood_on`` names: the checkpoints with calls and pauses that are open, that a resume of any branch
-        would read, or that a live run's step stands on. All other calls and pauses go with their checkpoint.
+        ``rules.retention.stood_on`` names: the checkpoints with calls and pauses that are open, that a resume of the current
+        branch would read (or of another one whose line is not the current one's), or that a live run's step stands on. All other calls and pauses go with their checkpoint.
         """
 
     def live_objects(self, task: str) -> int:
