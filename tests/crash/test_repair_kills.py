@@ -1,0 +1,99 @@
+"""A repair that is killed: the store is as it was or as it is to be, and doing it again finishes the work."""
+
+import shutil
+import signal
+from pathlib import Path
+
+import apsw
+import pytest
+
+import safepoint
+from safepoint import State
+from tests.support.children import Server
+from tests.support.repairing import repairing
+from tests.support.scale import scale
+
+
+def message(i: int) -> dict[str, str]:
+    return {"role": "user", "content": f"message {i} " + "x" * 400}
+
+
+def spoiled(kind: str, tmp_path: Path) -> str:
+    """A store of three tasks, two of which have a damaged head."""
+    url = f"{kind}:///{tmp_path}/store"
+    with safepoint.open(url) as cp:
+        for task in ("a", "b", "c"):
+            state = State(task)
+            for i in range(5):
+                state.step = i
+                state.messages.append(message(i))
+                cp.save(state)
+    if kind == "sqlite":
+        conn = apsw.Connection(str(tmp_path / "store"))
+        conn.execute(f"UPDATE sp_objects SET data = X'7600' WHERE task < 3 AND instr(data, X'{b'message 4 '.hex()}')")
+        conn.close()
+    else:
+        for task in ("a", "b"):
+            (path,) = (tmp_path / "store" / task).rglob("*5.json")
+            path.write_bytes(path.read_bytes()[:-40])
+    return url
+
+
+def look(url: str) -> dict[str, int]:
+    """How far each task's newest good checkpoint is; every one that verify calls good loads."""
+    found = {}
+    with safepoint.open(url) as cp:
+        for task in ("a", "b", "c"):
+            (*_, last) = [b for b in cp.verify(task).branches if b.newest_good is not None]
+            for first, end in last.loads:
+                for seq in range(first, end + 1):
+                    assert cp.load(task, seq=seq).messages == [message(i) for i in range(min(seq, 4 if seq > 5 else seq))]
+            found[task] = last.newest_good or 0
+    return found
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "file"])
+@pytest.mark.parametrize("point", ["repair.before", "repair.after"])
+@pytest.mark.parametrize("nth", [1, 2])
+def test_in_place(server: Server, tmp_path: Path, kind: str, point: str, nth: int) -> None:
+    url = spoiled(kind, tmp_path)
+    assert look(url) == {"a": 4, "b": 4, "c": 5}
+    child = server.start(repairing, url, True, point, nth)
+    assert child.wait() == -signal.SIGKILL
+    done = nth if point == "repair.after" else nth - 1
+    assert look(url) == {"a": 6 if done > 0 else 4, "b": 6 if done > 1 else 4, "c": 5}
+    assert server.run(repairing, url, True, "") == ["main~1"] * (2 - done)
+    with safepoint.open(url) as cp:
+        assert cp.verify().ok
+    assert look(url) == {"a": 6, "b": 6, "c": 5}
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("point", ["file.renamed", "file.written"])
+def test_files_of_one_in_place(server: Server, tmp_path: Path, point: str) -> None:
+    """Every file that a repair of the file store writes, as the last one."""
+    killed = 0
+    for nth in range(1, 30, scale(3, 1)):
+        place = tmp_path / str(nth)
+        place.mkdir()
+        url = spoiled("file", place)
+        child = server.start(repairing, url, True, point, nth)
+        if child.wait() != -signal.SIGKILL:
+            break
+        killed += 1
+        look(url)
+        server.run(repairing, url, True, "")
+        with safepoint.open(url) as cp:
+            found = cp.verify()
+            assert found.ok, str(found)
+        shutil.rmtree(place)
+    assert killed > 1
+
+
+def test_into_a_copy(server: Server, tmp_path: Path) -> None:
+    url = spoiled("sqlite", tmp_path)
+    child = server.start(repairing, url, False, "write_task.before", 2)
+    assert child.wait() == -signal.SIGKILL
+    with safepoint.open(f"{url}.repaired") as cp:
+        assert [task.task_id for task in cp.tasks()] == ["a"]
+        assert cp.verify().ok
