@@ -153,7 +153,9 @@ def test_edit_opens_an_editor_and_saves_what_becomes_of_it(sp, url, tmp_path):
     code, out, _ = sp("edit", "t")
     assert (code, out) == (0, "nothing was changed\n")
     code, data, _ = sp("edit", "t@1", editor="text = text.replace('message 0', 'again')", as_json=True)
-    assert (code, data["seq"], data["kind"]) == (0, 4, "edit")
+    assert (code, data["changed"], data["checkpoint"]["seq"], data["checkpoint"]["kind"]) == (0, True, 4, "edit")
+    code, data, _ = sp("edit", "t", as_json=True)
+    assert (code, data) == (0, {"task_id": "t", "changed": False, "checkpoint": None})
 
 
 def test_a_text_that_is_no_json_is_kept_and_can_be_gone_on_with(sp, url, tmp_path):

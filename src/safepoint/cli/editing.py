@@ -62,15 +62,14 @@ def edit(checkpoint: str, source: str | None) -> None:
                 click.echo(f"the edited text is kept: safepoint edit {checkpoint} --from {pen.path}", err=True)
             raise
         pen.drop()
-    if header is None:
-        Screen().line("nothing was changed")
-        return
-    _said(task, facts.header(header))
+    _said(task, None if header is None else facts.header(header))
 
 
-def _said(task: str, data: dict[str, Any]) -> None:
+def _said(task: str, data: dict[str, Any] | None) -> None:
     if as_json():
-        Screen().json(data)
+        Screen().json({"task_id": task, "changed": data is not None, "checkpoint": data})
+    elif data is None:
+        Screen().line("nothing was changed")
     else:
         Screen().line(f"{name(task)}@{data['seq']} is what was edited; {name(task)} goes on from there")
 
