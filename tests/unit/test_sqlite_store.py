@@ -809,7 +809,9 @@ def test_a_fit_store_says_so(store):
     found = levels(store)
     found.pop("disk")  # this machine's own affair
     assert set(found.values()) == {"ok"}
-    assert set(found) == {"write", "sqlite", "journal", "file system", "descriptors", "permissions"}
+    assert set(found) == {
+        "write", "files", "sqlite", "journal", "file system", "descriptors", "permissions", "witness",
+    }  # fmt: skip
 
 
 def test_check_sees_foreign_descriptors(store, path):

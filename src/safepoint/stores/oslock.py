@@ -178,6 +178,7 @@ class LockFile:
                     f"{self.path} cannot be opened",
                     error.strerror or type(error).__name__,
                     "Look at its folder and permissions.",
+                    path=self.path,
                 ) from error
             made = os.fstat(fd)
             key = (made.st_dev, made.st_ino)

@@ -507,7 +507,7 @@ class SQLiteStore(Leases, Reads, Removals, Whole, Mends, Store):
     # -- the store itself
 
     def check(self) -> list[Finding]:
-        return sqlite_check.check(self._db, Path(self.path))
+        return [*sqlite_check.check(self._db, Path(self.path)), self._witnessed()]
 
     def close(self) -> None:
         if self._db.closed:

@@ -11,6 +11,7 @@ import apsw
 from safepoint.errors import SafepointError, UsageError
 from safepoint.model import Finding
 from safepoint.stores.sqlite_db import CommitFailed, Database
+from safepoint.stores.sqlite_log import refused, wrong_log
 
 __all__ = ["check", "network_file_system", "refuse_network"]
 
@@ -71,7 +72,12 @@ def refuse_network(path: str, network_ok: bool) -> None:
 
 def check(db: Database, path: Path) -> list[Finding]:
     db.usable()
-    found = [_write_and_read(db), _version(), _journal(db)]
+    found = [_files(db)]  # first: a write would cover up what is wrong there
+    if found[0].level == "error":
+        found.append(Finding("write", "error", "not tried: it could overwrite what is left", found[0].remedy))
+    else:
+        found.append(_write_and_read(db))
+    found += [_version(), _journal(db)]
     kind = network_file_system(str(path))
     if kind is None:
         found.append(Finding("file system", "ok", "not a network file system"))
@@ -96,6 +102,21 @@ def _write_and_read(db: Database) -> Finding:
     if not written or not seen or seen[0][0] < written[0][0]:
         return Finding("write", "error", "what was written was not read back", "Restore the file from a backup.")
     return Finding("write", "ok", "a write was made durable and read back")
+
+
+def _files(db: Database) -> Finding:
+    """Whether the log is the one that the shared memory speaks of, and both are those that are open here."""
+    wrong = db.wrong_files()
+    if wrong is None:
+        said = wrong_log(db.path)
+        if said is None:
+            return Finding("files", "warning", "the log could not be looked at")
+        if not said:
+            return Finding("files", "ok", "the log is the one that is in use")
+        wrong = f"{db.path}-wal", said
+    text = f"{os.path.basename(wrong[0])} {wrong[1]}"
+    remedy = "Copy all files of the store aside and delete none; end every process that uses it, and open it anew."
+    return Finding("files", "error", text, remedy)
 
 
 def _version() -> Finding:
@@ -160,6 +181,8 @@ def _foreign(db: Database, path: Path) -> Finding:
 
 
 def _permissions(path: Path) -> Finding:
+    if (found := refused(str(path))) is not None:
+        return Finding("permissions", "error", f"{found[0]} cannot be written", found[1])
     try:
         mode = stat.S_IMODE(os.stat(path).st_mode)
     except OSError as error:

@@ -22,6 +22,7 @@ from typing import Any
 import apsw
 
 from safepoint.errors import Damaged, SafepointError, StoreFull, Unavailable, UsageError
+from safepoint.stores.sqlite_log import SIDES, inode, refused, wrong_log
 from safepoint.stores.sqlite_schema import prepare
 
 __all__ = ["CommitFailed", "Database", "sql", "translate"]
@@ -73,6 +74,8 @@ def translate(error: apsw.Error | UnicodeDecodeError, path: str, *, ours: bool =
             return Damaged(f"{path} cannot be read whole", why, "Restore it from a backup.", path=path)
         return Unavailable(f"{path} cannot be read or written", why, "Look at the disk and its log.", path=path)
     if isinstance(error, apsw.CantOpenError | apsw.ReadOnlyError | apsw.PermissionsError | apsw.AuthError):
+        if (found := refused(path)) is not None:
+            return Unavailable(f"{found[0]} cannot be written", why, found[1], path=found[0])
         return Unavailable(f"{path} cannot be opened for writing", why, "Look at its folder and permissions.", path=path)
     if isinstance(error, apsw.TooBigError):
         return UsageError("a value is too large for SQLite", why, "One object may have up to 1 GB.", path=path)
@@ -126,6 +129,7 @@ class Database:
         self._reader: Connection | None = None
         self._reader_stale = False
         self._inode = (0, 0)
+        self._beside: dict[str, tuple[tuple[int, int], int]] = {}
         self._sync = ""
         self.name = ""
         """What the file is called inside."""
@@ -272,6 +276,8 @@ class Database:
             else:
                 self._inode = (st.st_dev, st.st_ino)
                 self._writer = conn
+                if self._reader is None or self._reader_stale:  # else the first look, when they were opened, holds
+                    self._beside = {suffix: (at, 0) for suffix in SIDES if (at := inode(self.path + suffix)) is not None}
                 return conn
 
     def _in_place(self) -> bool:
@@ -281,9 +287,33 @@ class Database:
         except FileNotFoundError:
             raise self._moved() from None
         if (st.st_dev, st.st_ino) == self._inode:
+            if wrong := self.wrong_files():
+                raise Unavailable(
+                    f"{wrong[0]} {wrong[1]} while {self.path} is in use",
+                    "what is written here would not be seen by others, and could be lost",
+                    "Copy all files of the store aside, end every process that uses it, and open it anew.",
+                    path=wrong[0],
+                )
             return True
         self._reader_stale = True
         return False
+
+    def wrong_files(self) -> tuple[str, str] | None:
+        """What was done to the log, or to the memory that is shared over it: two stats, and never a descriptor."""
+        for suffix, (at, size) in self._beside.items():
+            path = self.path + suffix
+            try:
+                st = os.stat(path)
+            except OSError:
+                return path, "was removed"
+            if (st.st_dev, st.st_ino) != at:
+                return path, "was replaced"
+            # Checkpoints of ours never make it shorter; those of a tool may.
+            if st.st_size < size and (wrong := wrong_log(self.path)):
+                return path, wrong
+            if st.st_size != size:
+                self._beside[suffix] = (at, st.st_size)
+        return None
 
     def _moved(self) -> Unavailable:
         return Unavailable(

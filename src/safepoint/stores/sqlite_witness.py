@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from safepoint.errors import Damaged
+from safepoint.errors import Damaged, SafepointError
+from safepoint.model import Finding
 from safepoint.stores import witness
 from safepoint.stores.sqlite_db import CommitFailed, Connection
 from safepoint.stores.sqlite_rows import reads
@@ -52,6 +53,16 @@ class Watched:
                 return self._lost(conn, task, slots)
             return self._older(at, conn, next((slot for n, slot in slots if n == at.n), None))
 
+    def _witnessed(self) -> Finding:
+        """For ``check``: whether all tasks are as far as was acknowledged."""
+        try:
+            with self._db.reading() as conn:
+                found = conn.rows("SELECT task, n, created_at, writes FROM sp_tasks")
+            self._refuse_lost_tasks({task: tuple(row) for task, *row in found}, whole=True)
+        except SafepointError as error:
+            return Finding("witness", "error", f"{error.what}: {error.why}", error.remedy)
+        return Finding("witness", "ok", "all tasks are as far as was acknowledged")
+
     def accept(self, task: str) -> None:
         """Take a task as it stands, also where it is older than what was acknowledged; no number of it will come twice.
 
@@ -90,14 +101,14 @@ class Watched:
 
     def _refuse_older(self, conn: Connection, n: int, task: str, created_at: int, writes: int) -> None:
         """Refuse to write onto a task that is older than what was acknowledged. Nobody can have gone on meanwhile."""
-        slot = self._witness.read(self._db.name, n, task)
+        slot = self._witness.read(self._db.name, n, task, strict=True)
         if behind(slot, created_at, writes):
             assert slot is not None
             raise self._behind(task, conn, n, slot)
 
     def _refuse_taken(self, conn: Connection, n: int, task: str) -> None:
         """Refuse to begin a task under a number of which something is known: whose it was, is not known any more."""
-        if self._witness.read(self._db.name, n) is not None:
+        if self._witness.read(self._db.name, n, strict=True) is not None:
             raise self._gone(task, [n])
 
     def _slot(self, conn: Connection, n: int) -> Slot:

@@ -63,12 +63,17 @@ class Witness:
         self._boot = 0 if full else _boot()
         self._full = full
 
-    def read(self, store: str, n: int, task: str | None = None) -> Slot | None:
-        """What is known of task number ``n``; None if that is nothing, or is about a task of another name."""
+    def read(self, store: str, n: int, task: str | None = None, *, strict: bool = False) -> Slot | None:
+        """What is known of task number ``n``; None if that is nothing, or is about a task of another name.
+
+        Where the witness cannot be read, what is stored still can; ``strict`` raises Unavailable, as is right before a write.
+        """
         try:
             return _parse(store, self._locks.read_at(BASE + n * SIZE, SIZE), task)
         except (OSError, Unavailable):
-            return None  # a store whose witness cannot be read is still one that can
+            if strict:
+                raise
+            return None
 
     def write(self, store: str, n: int, task: str, slot: Slot, *, sync: bool) -> None:
         """Say how far the task has come. After COMMIT, and never an error: what was committed is."""
@@ -142,7 +147,7 @@ def _parse(store: str, raw: bytes, task: str | None) -> Slot | None:
         return None
     name, *counters = _BODY.unpack(body)
     slot = Slot._make(counters)
-    if (task is not None and name != _name(task)) or slot.boot not in {0, _boot()}:
+    if (task is not None and name != _name(task)) or (slot.boot and slot.boot != _boot()):
         return None
     return slot
 
