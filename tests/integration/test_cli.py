@@ -286,6 +286,27 @@ def json_import(run, db):
     }  # fmt: skip
 
 
+def json_accept(run, db):
+    folder = f"{db}-files"
+    with safepoint.open(f"file:///{folder}") as cp:
+        cp.save(safepoint.State("t", agent_state={"phase": "plan"}))
+    with open(f"{folder}/t/main/1.json", "r+", encoding="utf-8") as f:
+        text = f.read().replace("plan", "next")
+        f.seek(0)
+        f.write(text)
+    data = run("accept", "t@1", "--store", f"file:///{folder}")
+    assert (data["task_id"], data["changed"], data["checkpoint"]["seq"], data["checkpoint"]["kind"]) == ("t", True, 2, "edit")
+
+
+def json_edit(run, db):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VISUAL", "sed -i 's/\"step\": 5/\"step\": 6/'")
+        data = run("edit", "kept")
+        assert (data["changed"], data["checkpoint"]["step"], data["checkpoint"]["parent_seq"]) == (True, 6, 5)
+        patch.setenv("VISUAL", "true")
+        assert run("edit", "kept") == {"task_id": "kept", "changed": False, "checkpoint": None}
+
+
 @pytest.mark.parametrize("command", sorted(cli.commands))
 def test_every_command_gives_json(command, run, db):
     def with_json(*args):
