@@ -249,6 +249,25 @@ def json_rm(run, db):
     assert rows(db, "SELECT 1 FROM sp_tasks WHERE task = 'kept'") == []
 
 
+def json_rewind(run, db):
+    data = run("rewind", "kept@2", "--yes")
+    assert (data["checkpoint"]["parent_seq"], data["checkpoint"]["branch"], data["plan"]["seq"]) == (2, "main~1", 6)
+    assert rows(db, "SELECT branch FROM sp_tasks WHERE task = 'kept'") == [("main~1",)]
+
+
+def json_fork(run, db):
+    data = run("fork", "kept@2", "try")
+    assert (data["checkpoint"]["seq"], data["checkpoint"]["branch"], data["checkpoint"]["label"]) == (6, "try", "from 2")
+    assert rows(db, "SELECT branch FROM sp_tasks WHERE task = 'kept'") == [("main",)]
+
+
+def json_branches(run, db):
+    run("fork", "kept@2", "try")
+    main, tried = run("branches", "kept")["branches"]
+    assert (main["branch"], main["head"], main["current"], main["kept"]) == ("main", 5, True, 5)
+    assert (tried["branch"], tried["head"], tried["current"], tried["forked_from"]) == ("try", 6, False, 2)
+
+
 def json_diff(run, db):
     data = run("diff", "kept@1", "3")
     assert (data["a"], data["b"], data["summary"]) == ("kept@1", "kept@3", "+2 messages, step: 1 -> 3")
@@ -300,11 +319,35 @@ def json_accept(run, db):
 
 def json_edit(run, db):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VISUAL", "sed -i 's/\"step\": 5/\"step\": 6/'")
+        patch.setenv("VISUAL", 'sed -i \'s/"step": 5/"step": 6/\'')
         data = run("edit", "kept")
         assert (data["changed"], data["checkpoint"]["step"], data["checkpoint"]["parent_seq"]) == (True, 6, 5)
         patch.setenv("VISUAL", "true")
         assert run("edit", "kept") == {"task_id": "kept", "changed": False, "checkpoint": None}
+
+
+def json_verify(run, db):
+    data = run("verify")
+    assert (data["ok"], data["damages"], data["tasks"]) == (True, [], rows(db, "SELECT count(*) FROM sp_tasks")[0][0])
+    (branch,) = run("verify", "kept")["branches"]
+    assert branch == {
+        "task_id": "kept", "space": "", "name": "main", "current": True, "head": 5, "head_loads": True, "loads": [[1, 5]],
+        "newest_good": 5,
+    }  # fmt: skip
+
+
+def json_repair(run, db):
+    data = run("repair")
+    assert (data["url"], data["damages"], data["fell_back"]) == (f"sqlite:///{db}.repaired", [], [])
+    assert run("--store", data["url"], "verify")["ok"]
+    assert run("repair", "--in-place", "--yes")["backup"] is None
+
+
+def json_doctor(run, db):
+    data = run("doctor", "mailing")
+    assert (data["ok"], data["head"], data["seq"], data["step"]) == (True, 2, 2, 1)
+    assert data["calls"] == [{"no": 3, "tool": "mail.send", "status": "in_doubt"}]
+    assert any("safepoint resolve mailing 3" in text for text in data["advice"])
 
 
 @pytest.mark.parametrize("command", sorted(cli.commands))
