@@ -1,6 +1,7 @@
 """Field case 10 (a): a reader that refuses what its own writer has written makes good data look lost."""
 
 import uuid
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -85,7 +86,12 @@ def test_field_case_10a_whatever_save_accepts_load_accepts(store, tmp_path):
             assert state.seq is None
             return
         accepted += 1
-        found = [cp.load_latest(task), cp.load(task, seq=head.seq), cp.load(task, branch=branch), cp.load(task, id=head.id)]
+        found: list[Any] = [
+            cp.load_latest(task),
+            cp.load(task, seq=head.seq),
+            cp.load(task, branch=branch),
+            cp.load(task, id=head.id),
+        ]
         with safepoint.open(urls[store], types=samples.CLASSES) as again:
             found.append(again.load_latest(task))
             assert [c.problem for c in again.list_checkpoints(task, check=True)] == [None]

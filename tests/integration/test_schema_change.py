@@ -17,6 +17,8 @@ from safepoint.codec.salvage import salvaged
 from safepoint.errors import Damaged, InvalidState, NewerSchema, RefusedType, SafepointError, UsageError
 from safepoint.plain import Tagged
 
+_create_model: Any = create_model
+
 
 def app(cls: Any, name: str) -> Any:
     """As if the class had been imported from the module ``app``, in this or in another version."""
@@ -28,7 +30,7 @@ def saved(url: str, *values: Any, types: Any = (), **options: Any) -> None:
     """One checkpoint per value."""
     with safepoint.open(url, types=types, **options) as cp:
         for value in values:
-            state = cp.load_latest("t") or State("t")
+            state: Any = cp.load_latest("t") or State("t")
             state.agent_state = {"v": value, "other": len(state.messages)}
             state.messages.append({"role": "user", "content": f"message {len(state.messages)}"})
             state.step += 1
@@ -51,7 +53,7 @@ def to_3(tree: Any) -> Any:
 def test_a_chain_of_migrations(url):
     saved(url, 1)
     with safepoint.open(url, schema_version=3, migrations={1: to_2, 2: to_3}) as cp:
-        state = cp.load_latest("t")
+        state: Any = cp.load_latest("t")
         assert (state.agent_state["v"], state.version) == ([11], 3)
         assert cp.list_checkpoints("t")[0].schema_version == 1, "and the original as it was"
         state.step += 1
@@ -167,7 +169,7 @@ def test_a_renamed_class_has_its_old_name_as_an_alias(url):
         with pytest.raises(RefusedType, match=r"t@1: agent_state\['v'\].*app:Plan"):
             cp.load_latest("t")
         cp.registry.add(later, aliases=["app:Plan"])
-        state = cp.load_latest("t")
+        state: Any = cp.load_latest("t")
         assert type(state.agent_state["v"]) is later
         state.step += 1
         cp.save(state)
@@ -183,7 +185,7 @@ def test_a_removed_class_blocks_nothing_but_itself(url):
         assert [cp.load("t", seq=seq).agent_state["v"] for seq in (1, 3)] == [1, 3]
         flagged = cp.list_checkpoints("t", check=True)
         assert [c.seq for c in flagged if c.problem] == [2]
-        assert "app:Plan" in flagged[1].problem
+        assert "app:Plan" in (flagged[1].problem or "")
         assert all(c.problem is None for c in cp.list_checkpoints("t"))
         assert cp.raw("t", seq=2)["state"]["agent_state"]["v"] == {
             "$type": "dataclass",
@@ -192,21 +194,23 @@ def test_a_removed_class_blocks_nothing_but_itself(url):
         }
 
 
+def of(value: Any) -> Any:
+    return lambda: value
+
+
 def changed(kind: str, first: bool, **fields: Any) -> Any:
     """A class of each library, with a required field ``x``, and more in the later version."""
     if kind == "dataclass":
-        return version(
-            "Thing", x=..., **{k: ... if v is ... else field(default_factory=lambda v=v: v) for k, v in fields.items()}
-        )
+        return version("Thing", x=..., **{k: ... if v is ... else field(default_factory=of(v)) for k, v in fields.items()})
     if kind == "attrs":
         made = {
             "x": attrs.field(),
-            **{k: attrs.field() if v is ... else attrs.field(factory=lambda v=v: v) for k, v in fields.items()},
+            **{k: attrs.field() if v is ... else attrs.field(factory=of(v)) for k, v in fields.items()},
         }
         return app(attrs.make_class("Thing", made), "Thing")
     if kind == "struct":
         return app(msgspec.defstruct("Thing", ["x", *[k if v is ... else (k, Any, v) for k, v in fields.items()]]), "Thing")
-    return app(create_model("Thing", x=(Any, ...), **{k: (Any, v) for k, v in fields.items()}), "Thing")
+    return app(_create_model("Thing", x=(Any, ...), **{k: (Any, v) for k, v in fields.items()}), "Thing")
 
 
 @pytest.mark.parametrize("kind", ["dataclass", "attrs", "struct", "pydantic"])
@@ -301,7 +305,7 @@ def test_field_case_22_a_placeholder_is_saved_as_what_it_was(url, base):
     new = color(base, RED="r" if text else 1)
     with safepoint.open(url) as cp:
         cp.registry.add(new, missing="placeholder")
-        state = cp.load_latest("t")
+        state: Any = cp.load_latest("t")
         first, by_key = state.agent_state["v"]
         assert repr(first) == "<Color.OLD missing>"
         assert (first == MissingMember(new, "OLD"), hash(first) == hash(MissingMember(new, "OLD"))) == (True, True)
@@ -435,7 +439,8 @@ def test_field_case_32_a_state_that_breaks_its_schema_is_refused_at_save(url, ki
         assert [c.seq for c in cp.list_checkpoints("t")] == [1]
         assert cp.load_latest("t").agent_state == good(kind)
         assert cp.list_checkpoints("t")[0].digest == first.digest
-        for other in ({}, None, version("Plan", goal=...)("g")):
+        others: list[Any] = [{}, None, version("Plan", goal=...)("g")]
+        for other in others:
             with pytest.raises(InvalidState, match=r"agent_state does not fit state_type=.*it is of type"):
                 cp.save(State("t2", agent_state=other))
 
@@ -570,7 +575,7 @@ def test_raw_marks_what_is_lost(sqlite):
     row, objects = sqlite.store.read("t", seq=1)
     whole = sqlite.raw("t")
     lost_somewhere = 0
-    for name in objects:
+    for name in list(objects)[::3]:
         for instead in ({}, {name: objects[name]._replace(data=b"v\xc0")}):
             tree, problems = salvaged(row.root, row.refs, {**{k: v for k, v in objects.items() if k != name}, **instead})
             assert problems
@@ -580,7 +585,7 @@ def test_raw_marks_what_is_lost(sqlite):
             lost_somewhere += 1
             kept = sum(f'"{n} xxx' in text for n in range(80))
             assert kept >= 40 or "messages" in problems[0].partition(":")[0]
-    assert lost_somewhere > 150
+    assert lost_somewhere > 50
     assert "$lost" not in json.dumps(whole)
 
 

@@ -86,11 +86,11 @@ class NoImports:
 
     def __enter__(self) -> NoImports:
         self.before = set(sys.modules)
-        sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         new = {name for name in set(sys.modules) - self.before if name.partition(".")[0] not in self.FINE}
         if new:
             raise Finding(f"{sorted(new)} have been imported")

@@ -249,9 +249,47 @@ _HASHABLE_LEAVES = st.one_of(
     st.sampled_from([Path("a/b"), PurePosixPath("/x\udc80"), PureWindowsPath("C:\\a"), Path()]),
     st.sampled_from([*Color, *Level, *Phase, *Perm, *Bits, Perm(0), Perm.R | Perm.X, ~Perm.R, Bits(0), Bits(3), Bits(12)]),
 )
+_DTYPES = ("?", "i1", "<u2", ">i4", "u8", "f2", "<f4", ">f8", "c16", "M8[ns]", "m8[3h]", "S3", ">U2", "V5", "i4,S2")
+
+
+def _array(dtype: str, shape: list[int], data: bytes, order: Any, locked: bool) -> Any:
+    kind = np.dtype(dtype)
+    size = int(np.prod(shape))
+    raw = np.resize(np.frombuffer(data or b"\0", np.uint8) & (1 if dtype == "?" else 0x37), size * kind.itemsize)
+    if kind.kind == "U":
+        raw = raw.copy()
+        raw[np.arange(raw.size) % 4 != 3] = 0  # code points of text
+    array = np.asarray(np.frombuffer(raw.tobytes(), kind).reshape(shape), order=order).copy("K")
+    array.flags.writeable = not locked
+    return array
+
+
+arrays: Any = st.builds(
+    _array,
+    st.sampled_from(_DTYPES),
+    st.lists(st.integers(0, 3), max_size=3),
+    st.binary(max_size=20),
+    st.sampled_from("CF"),
+    st.booleans(),
+)
+np_scalars: Any = st.one_of(
+    st.builds(np.float64, st.floats()),
+    st.builds(np.float32, st.floats(width=32)),
+    st.builds(np.int8, st.integers(-128, 127)),
+    st.builds(np.uint64, st.integers(0, 2**64 - 1)),
+    st.builds(np.bool_, st.booleans()),
+    st.builds(np.complex128, st.complex_numbers()),
+    st.builds(np.str_, _ANY_TEXT),
+    st.builds(np.bytes_, st.binary(max_size=5)),
+    st.builds(np.datetime64, st.datetimes()),
+    st.sampled_from([np.datetime64("NaT", "s"), np.timedelta64(5, "h"), np.float16(0.1), np.void(b"abc")]),
+)
+
+
 leaves = (
     _HASHABLE_LEAVES
-    | st.deferred(lambda: arrays | np_scalars)
+    | arrays
+    | np_scalars
     | st.just(msgspec.UNSET)
     | st.just(Decimal("sNaN"))
     | st.binary(max_size=8).map(bytearray)
@@ -274,43 +312,6 @@ def _with(value: Any, **attributes: Any) -> Any:
     for name, item in attributes.items():
         setattr(value, name, item)
     return value
-
-
-_DTYPES = ("?", "i1", "<u2", ">i4", "u8", "f2", "<f4", ">f8", "c16", "M8[ns]", "m8[3h]", "S3", ">U2", "V5", "i4,S2")
-
-
-def _array(dtype: str, shape: list[int], data: bytes, order: str, locked: bool) -> Any:
-    kind = np.dtype(dtype)
-    size = int(np.prod(shape))
-    raw = np.resize(np.frombuffer(data or b"\0", np.uint8) & (1 if dtype == "?" else 0x37), size * kind.itemsize)
-    if kind.kind == "U":
-        raw = raw.copy()
-        raw[np.arange(raw.size) % 4 != 3] = 0  # code points of text
-    array = np.asarray(np.frombuffer(raw.tobytes(), kind).reshape(shape), order=order).copy("K")
-    array.flags.writeable = not locked
-    return array
-
-
-arrays = st.builds(
-    _array,
-    st.sampled_from(_DTYPES),
-    st.lists(st.integers(0, 3), max_size=3),
-    st.binary(max_size=20),
-    st.sampled_from("CF"),
-    st.booleans(),
-)
-np_scalars = st.one_of(
-    st.builds(np.float64, st.floats()),
-    st.builds(np.float32, st.floats(width=32)),
-    st.builds(np.int8, st.integers(-128, 127)),
-    st.builds(np.uint64, st.integers(0, 2**64 - 1)),
-    st.builds(np.bool_, st.booleans()),
-    st.builds(np.complex128, st.complex_numbers()),
-    st.builds(np.str_, _ANY_TEXT),
-    st.builds(np.bytes_, st.binary(max_size=5)),
-    st.builds(np.datetime64, st.datetimes()),
-    st.sampled_from([np.datetime64("NaT", "s"), np.timedelta64(5, "h"), np.float16(0.1), np.void(b"abc")]),
-)
 
 
 def _containers(part: Any) -> Any:

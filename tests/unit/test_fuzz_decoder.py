@@ -54,7 +54,7 @@ def test_the_harness_would_notice(monkeypatch):
     monkeypatch.setattr(fuzz, "SECONDS", 0.2)
     sys.modules.pop("antigravity", None)
     for what in (
-        lambda: {}["x"],
+        lambda: dict[str, int]()["x"],
         lambda: sum(range(50_000_000)),
         lambda: bytearray(10 << 20),
         lambda: __import__("antigravity"),

@@ -65,7 +65,7 @@ def test_an_attrs_class_is_taken_exactly() -> None:
     assert "not registered" in str(refused(Loose(1)))
 
     @attrs.define
-    class Mapping(dict):  # type: ignore[type-arg]
+    class Mapping(dict):
         x: int = 0
 
     assert "subclass of dict" in str(refused(Mapping(), REGISTRY))
@@ -120,7 +120,7 @@ class Circle(Shape, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
     note: str | msgspec.UnsetType = msgspec.UNSET
 
 
-class Square(Shape, frozen=True, kw_only=True, cache_hash=True, dict=True):
+class Square(Shape, frozen=True, kw_only=True, cache_hash=True, dict=True):  # type: ignore[misc] # as msgspec lets it
     side: float
 
 
@@ -215,7 +215,7 @@ class Angle(np.float64):
     pass
 
 
-class Grid(np.ndarray):  # type: ignore[type-arg]
+class Grid(np.ndarray):
     pass
 
 
