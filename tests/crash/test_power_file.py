@@ -54,7 +54,9 @@ def look_at(path, files):
             assert report.ok, report
         assert not os.listdir(path / ".tmp"), "an unfinished file is left"
         for task in found:  # and it goes on
-            cp.save(cp.load_latest(task))
+            state = cp.load_latest(task)
+            assert state is not None
+            cp.save(state)
             assert cp.verify(task).ok
         return found
 

@@ -128,7 +128,7 @@ def test_the_url(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with safepoint.open("file:///here") as cp:
         grow(cp, 1)
-        assert cp.store.path == os.path.realpath(tmp_path / "here")
+        assert cp.store.url == f"file:///{os.path.realpath(tmp_path / 'here')}"
         assert cp.retention == Retention(20)
     for bad in ("file://host/x", "file:///", "file:///x?network_ok=1"):
         with pytest.raises(UsageError):
@@ -667,6 +667,63 @@ def test_what_a_killed_clean_up_left_goes_with_the_next_write(root):
         assert [c.seq for c in cp.list_checkpoints("t")] == [4]
         cp.save(cp.load_latest("t"))
         assert sorted(p.name for p in (root / "t" / "main").iterdir()) == ["4.json", "5.json"]
+
+
+def test_no_descriptor_is_left_open(cp):
+    def use():
+        grow(cp, 25)
+        with cp.resume("t") as run:
+            run.save()
+        cp.rewind("t", cp.status("t").seq)
+        with pytest.raises(Conflict):
+            cp.save(State("t", seq=1) if cp.list_checkpoints("t")[-1].seq == 1 else State("t"))
+        cp.verify()
+        cp.delete_task("t")
+
+    use()
+    before = len(os.listdir("/proc/self/fd"))
+    use()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_both_sides_of_a_fork_go_on(cp):
+    """Also while other threads save: a child is born with none of their locks, and with nothing half done."""
+    stop = threading.Event()
+    errors = []
+
+    def save(n):
+        state = State(f"thread-{n}")
+        try:
+            while not stop.is_set():
+                state.step += 1
+                cp.save(state)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=save, args=(n,)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for i in range(10):
+            pid = os.fork()
+            if pid == 0:
+                code = 1
+                try:
+                    cp.save(State(f"child-{i}"))
+                    cp.save(cp.load_latest("shared") or State("shared"))
+                    code = 0
+                finally:
+                    os._exit(code)
+            cp.save(State(f"parent-{i}"))
+            assert os.waitpid(pid, 0)[1] == 0
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert errors == []
+    assert cp.load_latest("shared").seq == 10
+    assert len(cp.tasks(limit=100)) == 24
+    assert cp.verify().ok
 
 
 def test_objects_are_refused(cp):
