@@ -25,7 +25,7 @@ from tests.support.scale import scale
 @pytest.mark.scaled
 @pytest.mark.parametrize("part", range(4))
 def test_forged_bytes_are_a_value_or_a_typed_error(part):
-    rounds = scale(50, 1000)
+    rounds = scale(50, 500)
     with fuzz.NoImports():
         for seed in range(part * 1_000_000, part * 1_000_000 + rounds):
             fuzz.one_round(seed, memory=seed % 8 == 0)
