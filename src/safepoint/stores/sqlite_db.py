@@ -22,6 +22,7 @@ from typing import Any
 import apsw
 
 from safepoint.errors import Damaged, SafepointError, StoreFull, Unavailable, UsageError
+from safepoint.stores import forking  # noqa: F401  (its hook must be there first: see the end of this module)
 from safepoint.stores.sqlite_log import SIDES, inode, refused, wrong_log
 from safepoint.stores.sqlite_schema import prepare
 
@@ -520,7 +521,8 @@ def _leak(conn: Connection) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(conn))
 
 
-# -- fork hooks. Registered after those of oslock, so that these locks are taken first: they are the outer ones.
+# -- fork hooks. Registered after those of forking (so that is imported above), and hooks run backwards before a fork: these
+# locks are taken first. They are the outer ones, held while the locks of oslock are taken.
 
 _opening = threading.RLock()
 _databases: weakref.WeakSet[Database] = weakref.WeakSet()
