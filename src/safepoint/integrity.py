@@ -194,6 +194,8 @@ class IntegrityVerbs(DoctorVerbs, EditingVerbs):
             gone += [Aside("call", no, "its values are lost") for no in mended.calls if no not in audit.bad_calls]
             bare = [call for call in mended.image.calls if call.no in set(mended.bare_calls)]
             repaired.set_aside += store.set_aside(mended.image, gone, mended.put, bare)
+            if any(damage.kind == "older" for damage in audit.damages):
+                store.accept(name)
             repaired.take(audit, mended)
         if task_id is None:
             if repaired.backup is None and any(lost.kind == "stray" for lost in store.strays()):

@@ -380,3 +380,26 @@ def test_bits_flipped_anywhere_never_come_out_as_a_sound_store_that_says_somethi
                         assert state.messages == want[task][seq].messages, (i, task, seq)
                         kept += 1
     assert kept > looked * 10
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_store_that_is_older_than_it_was_is_said_to_be_and_goes_on_under_a_guard(tmp_path, in_place):
+    url = f"sqlite:///{tmp_path}/agent.db"
+    world = World()
+    send = declare(world)
+    with safepoint.open(url) as cp, cp.resume("t") as run:
+        run.save()
+    before = (tmp_path / "agent.db").read_bytes()
+    with safepoint.open(url) as cp:
+        stopped_after(cp, send, "once")
+    (tmp_path / "agent.db").write_bytes(before)
+    with safepoint.open(url) as cp:
+        (damage,) = cp.verify().damages
+        assert (damage.kind, damage.task_id) == ("older", "t")
+        report = cp.repair(in_place=in_place)
+    with safepoint.open(report.url) as mended:
+        assert mended.verify().ok
+        assert report.fell_back[0].guard > 0
+        with pytest.raises(InDoubt), mended.resume("t") as run:
+            run.call(send, "once")
+    assert len(world.log) == 1

@@ -356,7 +356,7 @@ class Audit:
     @property
     def lost_calls(self) -> bool:
         """Whether rows of calls are gone, or say nothing that can be relied on."""
-        return any(damage.kind in {"call", ""} for damage in self.damages) or any(
+        return any(damage.kind in {"call", "older", ""} for damage in self.damages) or any(
             damage.kind == "task" and self.row is None for damage in self.damages
         )
 
