@@ -310,7 +310,7 @@ def retention(folder: Path, keep: int, messages: int = 2000) -> list[Row]:
     def timed_retain(task: str, seq: int) -> None:
         spent[0] += timed(lambda: retain(task, seq))
 
-    cp._retain = timed_retain  # type: ignore[method-assign]
+    cp._retain = timed_retain  # type: ignore[method-assign, assignment]
     every = []
     for n in range(900):
         state.messages.append(message(n))

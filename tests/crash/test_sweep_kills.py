@@ -80,7 +80,7 @@ def test_field_case_84c_a_clean_up_killed_at_a_point(point: str, server: Server,
     *_, hits = server.run(sweeping.cleaner, str(db), "long", KEEP)
     check_done(db, 3_000)
     assert hits[point] > 0
-    for nth in sorted({1, 1 + hits[point] // 2, hits[point]} if not SOAK else range(1, hits[point] + 1, 3)):
+    for nth in sorted({1, 1 + hits[point] // 2, hits[point]} if not SOAK else range(1, hits[point] + 1, 6)):
         db = shutil.copy(long, tmp_path / f"{nth}.db")
         child = server.start(sweeping.cleaner, str(db), "long", KEEP, point, nth)
         child.told()

@@ -213,7 +213,7 @@ def test_calls_on_a_line_that_two_branches_share_stay_while_one_may_need_them(cp
             run.call(send, str(i))
             run.save()
     at = {c.arguments["to"]: c.no for c in cp.calls("t")}
-    cp.fork("t", 2, name="side")  # goes on with the line: its head is one step in, so it would read the calls from there
+    cp.rewind("t", 2)  # the new branch goes on with the line: its head is one step in, and it would read the calls from there
     cp.update("t", lambda state: None)
     cp.cleanup("t", keep_latest=1)
     assert {c.no for c in cp.calls("t")} == {at["1"], at["2"], at["3"]}
