@@ -549,7 +549,12 @@ def _in_parent() -> None:
 
 
 def _in_child() -> None:
+    over = list(_over_fork)
     _each(Database._after_in_child)
+    # SQLite keeps its locks by file: one connection that was in the middle of something spoils all others on the same one.
+    spoiled = {db._inode for db in over if db.poisoned}
+    for db in over:
+        db.poisoned |= db._inode in spoiled
 
 
 os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
