@@ -11,7 +11,7 @@ from safepoint import recovering
 from safepoint.codec import values
 from safepoint.codec.states import Control
 from safepoint.ending import NO_FAULT_OF_THE_STEP
-from safepoint.errors import Conflict, DecisionNeeded, InDoubt, LeaseHeld, NotFound, RunEnded, UsageError
+from safepoint.errors import Conflict, DecisionNeeded, InDoubt, LeaseHeld, NotFound, RunEnded, SafepointError, UsageError
 from safepoint.model import Call, Outcome, Pause, Recovery, State, StepResult, check_id, new_id
 from safepoint.restoring import Prepare, Wish
 from safepoint.rows import Commit, TaskPatch
@@ -75,10 +75,22 @@ class Job:
             self.begin_turn(State("", agent_state=None), Control(), "", self.input)
 
         def begin(state: State, control: Control) -> TaskPatch:
-            self.begin_turn(state, control, self.turn or "", self.input)
+            self.begin_turn(state, control, self.turn or "", self._job(cp, state.task_id))
             return TaskPatch(agent=self.agent, input=data if len(data) <= _INPUT_LIMIT else b"")
 
         return begin
+
+    def _job(self, cp: Checkpointer, task: str) -> Any:
+        """The input to begin with: for a task that is begun anew, the one that it had."""
+        row = cp.store.task(task)
+        if row is None or not row.input or self.turn is not None:
+            return self.input
+        try:
+            kept = values.decode(row.input, cp.registry, path="input")
+        except SafepointError:  # it is a copy for people, under no seal
+            return self.input
+        self._same(cp, task, ["", kept, "open"])
+        return kept
 
     @staticmethod
     def begin_turn(state: State, control: Control, turn: str, input: Any) -> None:

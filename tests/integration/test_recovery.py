@@ -226,10 +226,12 @@ def test_a_fresh_start_of_run_agent_gets_its_job_again(cp, broken):
     hurt = broken(1, 2, 3)
     with pytest.raises(Damaged):
         safepoint.run_agent(lambda run: run.finish(), task_id="t", input="go", store=hurt)
-    outcome = safepoint.run_agent(
-        lambda run: run.finish(len(run.state.messages)), task_id="t", input="go", store=hurt, fresh_start=True
-    )
+    with pytest.raises(UsageError, match="another input"):
+        safepoint.run_agent(lambda run: run.finish(), task_id="t", input="stop", store=hurt, fresh_start=True)
+    assert len(cp.branches("t")) == 1
+    outcome = safepoint.run_agent(lambda run: run.finish(len(run.state.messages)), task_id="t", store=hurt, fresh_start=True)
     assert (outcome.status, outcome.result, outcome.recovery.mode) == ("finished", 1, "fresh")
+    assert outcome.state.messages == [{"role": "user", "content": "go"}]
     assert safepoint.run_agent(lambda run: 1 / 0, task_id="t", input="go", store=hurt).result == 1
 
 
