@@ -90,6 +90,6 @@ class MoreAsyncVerbs:
     async def accept(self, task_id: str, seq: int) -> Checkpoint:
         return await self._off(lambda: self.sync.accept(task_id, seq))
 
-    async def edit(self, task_id: str, change: Any, *, seq: int | None = None) -> Checkpoint | None:
-        """``change`` is called on a thread."""
-        return await self._off(lambda: self.sync.edit(task_id, change, seq=seq))
+    async def edit(self, task_id: str, fn: Any, *, seq: int | None = None) -> Checkpoint | None:
+        """``fn`` is called on a thread."""
+        return await self._off(lambda: self.sync.edit(task_id, fn, seq=seq))

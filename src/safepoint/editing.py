@@ -54,11 +54,11 @@ class EditingVerbs:
         head, branch = self._where(task_id)
         return self._save_edited(task_id, tree, row, head, branch, f"accepted from {seq}")
 
-    def edit(self, task_id: str, change: Callable[[dict[str, Any]], Any], *, seq: int | None = None) -> Checkpoint | None:
+    def edit(self, task_id: str, fn: Callable[[dict[str, Any]], Any], *, seq: int | None = None) -> Checkpoint | None:
         """Let a state be changed as plain JSON data, and save it as a new checkpoint of kind ``edit`` on the current branch.
 
         Args:
-            change: Is given ``messages``, ``agent_state``, ``metadata`` and ``step``, as ``codec.to_json`` writes them (all types
+            fn: Is given ``messages``, ``agent_state``, ``metadata`` and ``step``, as ``codec.to_json`` writes them (all types
                 are kept), and returns what they are to be. ``safepoint edit`` gives it to an editor.
             seq: Of the checkpoint to begin with; the head of the current branch by default.
 
@@ -80,7 +80,7 @@ class EditingVerbs:
         states.check_row(task_id, row)
         tree = chunks.unpack_plain(row.root, row.refs, objects)
         shown = values.to_json({name: tree[name] for name in EDITED})
-        changed = change(shown)
+        changed = fn(shown)
         if type(changed) is not dict or changed.keys() != set(EDITED):
             raise InvalidState(
                 "the edited state is no state", f"it needs exactly {', '.join(EDITED)}", "Correct it; nothing was written."
