@@ -41,7 +41,8 @@ class EditingVerbs:
             UsageError: it has not been changed, or this store has no documents.
             InvalidState, RefusedType: it is no state that this program can load.
         """
-        found = self.store.draft(check_id(task_id), seq)
+        head, branch = self._where(check_id(task_id))
+        found = self.store.draft(task_id, seq)
         if found is None:
             raise NotFound(f"task {task_id!r} has no checkpoint with seq {seq}", "", "See list_checkpoints.", task=task_id)
         row, root = found
@@ -51,7 +52,6 @@ class EditingVerbs:
         except Damaged:
             pass
         tree = chunks.unpack_plain(root, b"", {})
-        head, branch = self._where(task_id)
         return self._save_edited(task_id, tree, row, head, branch, f"accepted from {seq}")
 
     def edit(self, task_id: str, fn: Callable[[dict[str, Any]], Any], *, seq: int | None = None) -> Checkpoint | None:
