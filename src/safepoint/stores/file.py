@@ -7,6 +7,7 @@ Leases are in file_leases, locks and journals in file_folder and file_journal, w
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -39,6 +40,9 @@ from safepoint.stores.oslock import Claim
 
 __all__ = ["FileStore"]
 
+WRITTEN = 10_000
+"""Documents whose hashes are remembered."""
+
 
 class FileStore(FileLeases, Whole, Mends, Store):
     """A store in the folder ``path``, which may lie in a git repository. Shared by the threads and processes of one machine."""
@@ -68,6 +72,8 @@ class FileStore(FileLeases, Whole, Mends, Store):
         self.timeout = timeout
         self.durability = durability
         self._claims: dict[int, Claim] = {}
+        self._written: dict[tuple[str, int], bytes] = {}
+        """Hashes of documents that this process wrote, which need not be parsed to know that they can be read."""
         self._f = Folders(self.path, ops or FileOps(), timeout, durability == "full")
         try:
             self._f.prepare()
@@ -131,6 +137,9 @@ class FileStore(FileLeases, Whole, Mends, Store):
                     if not (isinstance(error, SafepointError) and error.details.get("unknown")):
                         self._withdraw(folder, task, row, branch)
                     raise
+            if len(self._written) >= WRITTEN:
+                self._written.clear()
+            self._written[task, row.seq] = hashlib.sha256(data).digest()
         _probe.at("commit.after")
         return replace(done, bytes_written=size)
 
@@ -302,6 +311,23 @@ class FileStore(FileLeases, Whole, Mends, Store):
             return [row for _, row in sorted(book.pauses.items())]
 
     # -- removing
+
+    def unreadable(self, task: str, seqs: Iterable[int], *, space: str = "", sound: set[bytes] | None = None) -> dict[int, str]:
+        left = []
+        with self._f.root() as root:
+            with self._f.mutex:
+                book = self._book(root, task)
+            for seq in seqs:
+                row, known = book.checkpoints.get(seq) if book is not None else None, self._written.get((task, seq))
+                if row is None or known is None or row.space != space or not self._is_as(root, task, row, known):
+                    left.append(seq)
+        return super().unreadable(task, left, space=space, sound=sound)
+
+    def _is_as(self, root: int, task: str, row: CheckpointRow, known: bytes) -> bool:
+        try:
+            return hashlib.sha256(self._bytes_of(root, task, row)).digest() == known
+        except OSError:
+            return False
 
     def prune(self, task: str, seqs: Iterable[int], *, space: str = "", dry_run: bool = False, sweep: bool = True) -> Pruned:
         f, wanted, name = self._f, set(seqs), filenames.encode(task)
