@@ -62,6 +62,8 @@ class Witness:
         self._locks = locks
         self._boot = 0 if full else _boot()
         self._full = full
+        # Slots as they were last read or written here: what has not changed need not be taken apart again.
+        self._known: dict[tuple[str, int, str | None], tuple[bytes, Slot | None]] = {}
 
     def read(self, store: str, n: int, task: str | None = None, *, strict: bool = False) -> Slot | None:
         """What is known of task number ``n``; None if that is nothing, or is about a task of another name.
@@ -69,11 +71,22 @@ class Witness:
         Where the witness cannot be read, what is stored still can; ``strict`` raises Unavailable, as is right before a write.
         """
         try:
-            return _parse(store, self._locks.read_at(BASE + n * SIZE, SIZE), task)
+            raw = self._locks.read_at(BASE + n * SIZE, SIZE)
         except (OSError, Unavailable):
             if strict:
                 raise
             return None
+        known = self._known.get((store, n, task))
+        if known is not None and known[0] == raw:
+            return known[1]
+        slot = _parse(store, raw, task)
+        self._keep(store, n, task, raw, slot)
+        return slot
+
+    def _keep(self, store: str, n: int, task: str | None, raw: bytes, slot: Slot | None) -> None:
+        if len(self._known) > 4096:
+            self._known.clear()
+        self._known[store, n, task] = (raw, slot)
 
     def write(self, store: str, n: int, task: str, slot: Slot, *, sync: bool) -> None:
         """Say how far the task has come. After COMMIT, and never an error: what was committed is."""
@@ -81,7 +94,9 @@ class Witness:
             return  # it need not be on disk yet, and the witness must not be there first
         try:
             body = _BODY.pack(_name(task), *slot[:-1], self._boot)
-            self._locks.write_at(BASE + n * SIZE, body + _SUM.pack(zlib.crc32(body, _seed(store))))
+            raw = body + _SUM.pack(zlib.crc32(body, _seed(store)))
+            self._locks.write_at(BASE + n * SIZE, raw)
+            self._keep(store, n, task, raw, slot)
         except (OSError, Unavailable, struct.error):
             pass
 
