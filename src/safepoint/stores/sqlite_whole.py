@@ -47,7 +47,11 @@ class Whole(Watched):
         return sqlite_walk.walk_tasks(self._db)
 
     def structure(self) -> Iterator[Lost]:
-        return sqlite_walk.structure(self._db)
+        yield from sqlite_walk.structure(self._db)
+        if lost := self._lost_numbers():
+            # Their names are not known any more, only that they were given out and acknowledged.
+            why = f"{len(lost)} of which saves were acknowledged are not there: see `safepoint check`"
+            yield Lost("tasks", f"sp_tasks, row {lost[0]} and later", why, kind="structure")
 
     def place(self, task: str, kind: str, key: Any) -> str:
         return sqlite_walk.place(self._db, task, kind, key)

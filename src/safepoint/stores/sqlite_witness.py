@@ -181,11 +181,7 @@ class Watched:
         """After a listing of (number, created_at, writes) by name: raise if one of them, or with ``whole`` any task, is not as far as it was."""
         stale = [task for task, row in names.items() if self._is_stale(task, *row)]
         stale = [task for task in stale if self.rolled_back(task) is not None]
-        beyond = []
-        if whole and (seen := self._beyond()):
-            with self._db.reading() as conn:
-                last = self._last(conn)
-            beyond = [n for n in seen if n > last]
+        beyond = self._lost_numbers() if whole else []
         if stale or beyond:
             raise self._gone(stale[0] if stale else f"number {beyond[0]}", beyond, stale)
         if whole:
@@ -198,6 +194,15 @@ class Watched:
                     "Look with safepoint verify, and mend it with safepoint repair.",
                     path=self._db.path,
                 )
+
+    def _lost_numbers(self) -> list[int]:
+        """Numbers of tasks that were acknowledged and are not there."""
+        seen = self._beyond()
+        if not seen:
+            return seen
+        with self._db.reading() as conn:
+            last = self._last(conn)
+        return [n for n in seen if n > last]
 
     def _beyond(self) -> list[int]:
         with self._db.reading() as conn:
