@@ -278,6 +278,9 @@ class Folders:
                 fresh = Kept(Book.of(task), place, 0, 0, st.st_mtime_ns)
                 self._grow(fresh, ops.read_all(fd), acked, whole=True)
                 self._cut_back(folder, fresh, acked)
+                if fresh.book.gaps and not writer and self._has_changed(folder, st):
+                    # Read without a lock, while somebody wrote: what looked like damage may be a matter of moments.
+                    return self.journal(root, task)
             if fresh.book.gaps:
                 fresh.book.exists = True  # whatever the first line said
                 self._rescue(folder, fresh.book)
@@ -286,6 +289,13 @@ class Folders:
                 self._leftovers(folder, fresh.book)
             self.kept[name] = fresh
             return fresh
+
+    def _has_changed(self, folder: int, before: os.stat_result) -> bool:
+        try:
+            now = self.ops.lstat(filenames.JOURNAL, folder)
+        except FileNotFoundError:
+            return True
+        return (now.st_ino, now.st_size, now.st_mtime_ns) != (before.st_ino, before.st_size, before.st_mtime_ns)
 
     def _grow(self, kept: Kept, data: bytes, acked: tuple[str, int] | None, *, whole: bool = False) -> None:
         """Take in what has been added. With ``whole``, damage is noted in the book, else it is raised."""
@@ -328,12 +338,13 @@ class Folders:
             return None
 
     def _cut_back(self, folder: int, kept: Kept, acked: tuple[str, int] | None) -> None:
-        """Note a journal that knows less than the documents beside it. One more may be there: of a commit that a crash cut off."""
+        """Note a journal that knows less than the documents beside it. The next
+        number may be there: of a commit that is under way, or that a crash cut off."""
         book = kept.book
         newest = book.numbers.seq
         more = [seq for _, fd in self._branches(folder) for seq in self._seqs(fd) if seq > newest]
         shorter = acked is not None and acked[0] == book.name and kept.end < acked[1]
-        if more and (shorter or len(more) > 1 or more[0] > newest + 1):
+        if more and (shorter or max(more) > newest + 1):
             book.skip(book.lines + 1, f"lines are missing at its end: checkpoint {max(more)} is there, and none tells of it")
 
     def _seqs(self, branch: int) -> list[int]:
