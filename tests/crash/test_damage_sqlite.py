@@ -77,8 +77,10 @@ def look(path: Path, template: Template) -> set[tuple[str, int]]:
                 assert (state.seq, damage.content(state)) == (max(saves), saves[max(saves)])
             heads = attempt(cp.list_checkpoints, task)
             if not isinstance(heads, SafepointError):
-                assert [h.seq for h in heads] == sorted(saves, reverse=True)
+                # A damaged header says so, and is not believed, its number included.
+                assert len(heads) == len(saves)
                 sound = [h for h in heads if h.problem is None]
+                assert all(h.seq == seq for h, seq in zip(heads, sorted(saves, reverse=True), strict=True) if h in sound)
                 assert [h.metadata for h in sound] == [saves[h.seq][2] for h in sound]
             row = attempt(cp.status, task)
             assert isinstance(row, SafepointError) or row.task_id == task
@@ -86,9 +88,33 @@ def look(path: Path, template: Template) -> set[tuple[str, int]]:
             assert isinstance(calls, SafepointError) or [c.tool for c in calls] == ["t" * 20] * 3
             pauses = attempt(cp.pauses, task, status=None)
             assert isinstance(pauses, SafepointError) or [p.question for p in pauses] == ["?"]
+        report = attempt(cp.verify)
+        if not isinstance(report, SafepointError):
+            assert loaded == template.all or not report.ok, "verify says that it is sound"
+            assert all(d.where and d.why for d in report.damages)
+        for task, saves in template.done.items():
+            recover(cp, task, saves, {seq for name, seq in loaded if name == task})
     return loaded
 
 
+def recover(cp: Any, task: str, saves: dict[int, tuple[Any, ...]], loaded: set[int]) -> None:
+    """``auto`` takes the newest checkpoint that is undamaged and says so, or refuses."""
+    latest = attempt(cp.load_latest, task)
+    try:
+        with cp.resume(task, recover="auto") as run:
+            recovery, found = run.recovery, damage.content(run.state)
+    except SafepointError:
+        return
+    assert recovery.seq == max(loaded)
+    assert found == saves[recovery.seq]
+    if isinstance(latest, SafepointError):
+        assert (recovery.mode, recovery.seq) != ("head", max(saves))
+        assert max(saves) in [seq for seq, _ in recovery.skipped]
+    else:
+        assert recovery.mode == "head"
+
+
+@pytest.mark.scaled
 def test_what_is_damaged_is_never_taken_for_what_was_saved(template: Template, tmp_path: Path) -> None:
     assert look(damage.copied(template.path, tmp_path / "sound"), template) == template.all
     losses = 0
