@@ -161,7 +161,7 @@ class LockFile:
 
     def _open(self) -> _Open:
         try:
-            found = os.stat(self.path)
+            found = os.lstat(self.path)
             key = (found.st_dev, found.st_ino)
         except FileNotFoundError:
             key = (0, 0)
@@ -172,7 +172,8 @@ class LockFile:
         opened = _files.get(key)
         if opened is None:
             try:
-                fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                # A link would have us lock, and name, a file that lies elsewhere.
+                fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             except OSError as error:
                 raise Unavailable(
                     f"{self.path} cannot be opened",
