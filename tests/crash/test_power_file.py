@@ -15,7 +15,7 @@ from tests.support.fileshim import FAULTS, Shim, images, under
 from tests.support.life import Facts, Life, facts, holds, opened
 from tests.support.scale import SOAK, scale
 
-pytestmark = [pytest.mark.scaled, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.scaled
 SEED = 20261130
 PARTS = scale(1, 5)
 """A test that takes minutes is taken for one that hangs."""

@@ -412,6 +412,21 @@ def test_the_journal_deleted(cp, root):
     assert not cp.verify().ok
 
 
+def test_a_line_changed_under_a_process_that_has_read_it(cp, root):
+    """Also where the file has only grown, as by an append."""
+    grow(cp)
+    journal = root / "t" / "journal.jsonl"
+    text = journal.read_bytes()
+    for old, new in ((b'"moves":true', b'"moves":true '), (b'"step":1', b'"step":11'), (b'"step":1', b'"step":2')):
+        journal.write_bytes(text.replace(old, new, 1))
+        with pytest.raises(Damaged, match="journal"):
+            cp.calls("t")
+        assert not cp.verify().ok
+    journal.write_bytes(text)
+    assert cp.load_latest("t").seq == 4
+    assert cp.verify().ok
+
+
 def test_the_journal_cut_back(cp, root):
     """Fewer lines than documents: what was acknowledged is not forgotten."""
     grow(cp)

@@ -51,6 +51,12 @@ class Kept:
     stamp: int
     ended: bool = True
     """Whether the last line has its line feed."""
+
+    @property
+    def tail(self) -> bytes:
+        """What stands right before ``size``, if nobody has changed it since."""
+        return b'"sum":"%s"}\n' % self.book.sum.encode()
+
     acked: bool = False
     """Whether it is on disk how far this journal was acknowledged, or at least how far at some time."""
     writing: bool = False
@@ -265,7 +271,10 @@ class Folders:
                         return kept
                     if kept.end == kept.size < st.st_size and not kept.book.gaps and kept.ended:
                         try:
-                            self._grow(kept, ops.read_all(fd, kept.size), acked)
+                            data = ops.read_all(fd, kept.size - len(kept.tail))
+                            if not data.startswith(kept.tail):
+                                raise Damaged("what stood before is not there any more", "")
+                            self._grow(kept, data[len(kept.tail) :], acked)
                         except Damaged:
                             pass  # it is another journal by now, or this one was changed: read all of it
                         else:
