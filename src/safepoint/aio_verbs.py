@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from safepoint.aio import Offload
     from safepoint.branching import Journal
     from safepoint.checkpointer import Checkpointer
     from safepoint.doctoring import Doctor
-    from safepoint.integrity import Repair
+    from safepoint.integrity import Progress, Repair
     from safepoint.model import Checkpoint, StoreCleanup
-    from safepoint.moving import CopyReport, ExportReport, ImportReport
+    from safepoint.moving import CopyReport, ExportReport, ImportReport, OnProgress
     from safepoint.portable_io import Target
     from safepoint.rules.diffing import Diff
     from safepoint.rules.planning import Branch, Plan
     from safepoint.rules.verifying import Verification
+    from safepoint.stores.base import Store
 
 
 class MoreAsyncVerbs:
@@ -61,22 +64,46 @@ class MoreAsyncVerbs:
     async def diff(self, task_id: str, a: int | str, b: int | str | None = None, *, task_b: str | None = None) -> Diff:
         return await self._off(lambda: self.sync.diff(task_id, a, b, task_b=task_b))
 
-    async def copy_to(self, other: Any, task_id: str | None = None, **options: Any) -> CopyReport:
+    async def copy_to(
+        self,
+        other: Any,
+        task_id: str | None = None,
+        *,
+        skip_damaged: bool = False,
+        held: Literal["copy", "refuse"] = "copy",
+        progress: OnProgress | None = None,
+    ) -> CopyReport:
         """``progress`` is called on a thread."""
-        return await self._off(lambda: self.sync.copy_to(other, task_id, **options))
+        return await self._off(
+            lambda: self.sync.copy_to(other, task_id, skip_damaged=skip_damaged, held=held, progress=progress)
+        )
 
-    async def export(self, task_id: str, path_or_file: Target, **options: Any) -> ExportReport:
-        return await self._off(lambda: self.sync.export(task_id, path_or_file, **options))
+    async def export(
+        self, task_id: str, path_or_file: Target, *, seq: int | None = None, progress: OnProgress | None = None
+    ) -> ExportReport:
+        """``progress`` is called on a thread."""
+        return await self._off(lambda: self.sync.export(task_id, path_or_file, seq=seq, progress=progress))
 
-    async def import_(self, path_or_file: Target, **options: Any) -> ImportReport:
-        return await self._off(lambda: self.sync.import_(path_or_file, **options))
+    async def import_(
+        self, path_or_file: Target, *, task_id: str | None = None, progress: OnProgress | None = None
+    ) -> ImportReport:
+        """``progress`` is called on a thread."""
+        return await self._off(lambda: self.sync.import_(path_or_file, task_id=task_id, progress=progress))
 
-    async def verify(self, task_id: str | None = None, *, progress: Any = None) -> Verification:
+    async def verify(self, task_id: str | None = None, *, progress: Progress | None = None) -> Verification:
         """``progress`` is called on a thread."""
         return await self._off(lambda: self.sync.verify(task_id, progress=progress))
 
-    async def repair(self, task_id: str | None = None, **options: Any) -> Repair:
-        return await self._off(lambda: self.sync.repair(task_id, **options))
+    async def repair(
+        self,
+        task_id: str | None = None,
+        *,
+        into: str | Store | None = None,
+        in_place: bool = False,
+        progress: Progress | None = None,
+    ) -> Repair:
+        """``progress`` is called on a thread."""
+        return await self._off(lambda: self.sync.repair(task_id, into=into, in_place=in_place, progress=progress))
 
     async def doctor(self, task_id: str) -> Doctor:
         return await self._off(lambda: self.sync.doctor(task_id))
@@ -84,8 +111,30 @@ class MoreAsyncVerbs:
     async def close_leftovers(self, task_id: str) -> tuple[tuple[str, str, str], ...]:
         return await self._off(lambda: self.sync.close_leftovers(task_id))
 
-    async def cleanup_all(self, **limits: Any) -> StoreCleanup:
-        return await self._off(lambda: self.sync.cleanup_all(**limits))
+    async def cleanup_all(
+        self,
+        *,
+        keep_latest: int | None = None,
+        max_age: timedelta | None = None,
+        max_bytes: int | None = None,
+        keep_milestones: bool | None = None,
+        keep_failures: int | None = None,
+        max_store_bytes: int | None = None,
+        finished_older_than: timedelta | None = None,
+        dry_run: bool = False,
+    ) -> StoreCleanup:
+        return await self._off(
+            lambda: self.sync.cleanup_all(
+                keep_latest=keep_latest,
+                max_age=max_age,
+                max_bytes=max_bytes,
+                keep_milestones=keep_milestones,
+                keep_failures=keep_failures,
+                max_store_bytes=max_store_bytes,
+                finished_older_than=finished_older_than,
+                dry_run=dry_run,
+            )
+        )
 
     async def accept(self, task_id: str, seq: int) -> Checkpoint:
         return await self._off(lambda: self.sync.accept(task_id, seq))

@@ -141,6 +141,7 @@ class IntegrityVerbs(DoctorVerbs, EditingVerbs):
                 yield name
 
     def _target(self, into: str | Store | None) -> tuple[Store, bool]:
+        self.store.tasks(limit=1)  # a store that is closed says so before another is made
         if into is None:
             into = self.store.beside(".repaired")
             if into is None:

@@ -227,6 +227,7 @@ class MovingVerbs:
             that name is there. LeaseHeld: a live run holds it. NotFound, UsageError: the file cannot be read.
         """
         name = None if task_id is None else check_id(task_id)
+        self.store.tasks(limit=1)  # a store that is closed says so before a file is read
         with portable_io.reading(path_or_file) as lines:
             content = portable.read(_watched(lines, progress, name or "", None), chunked=self.store.chunked, task=name)
         _probe.at("import.read")

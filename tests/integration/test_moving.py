@@ -907,7 +907,9 @@ def place_of(text, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_as_deep_as_may_be_go_through_a_file(place, kind):
-    lists, tuples, keys = [], (), {(): 1}
+    lists: list[Any] = []
+    tuples: tuple[Any, ...] = ()
+    keys: dict[Any, Any] = {(): 1}
     for _ in range(198):
         lists, tuples = [lists], (tuples,)
     for n in range(95):

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import logging
 import shutil
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,9 @@ from safepoint import (
 )
 from safepoint.codec import chunks
 from safepoint.rows import replace
-from tests.support.runs import Death, declare, died
+from tests.support.runs import Death, World, declare, died
+
+WORLD: list[World] = []  # of the test that runs
 
 
 class Broken:
@@ -74,7 +77,7 @@ def broken(cp):
     made = []
 
     def make(*seqs, headers=False, **options):
-        store = Broken(cp.store, *seqs, headers=headers)
+        store: Any = Broken(cp.store, *seqs, headers=headers)
         other = safepoint.Checkpointer(store, own=False, **options)
         made.append(other)
         return other
@@ -86,7 +89,7 @@ def broken(cp):
 
 def steps(cp, n, task="t", **options):
     """A task of n whole steps, interrupted, each of which writes once; checkpoints 1 to n + 1."""
-    act = declare(steps.world)
+    act = declare(WORLD[0])
     with cp.resume(task, **options) as run:
         for _ in range(n):
             i = run.state.step
@@ -98,12 +101,12 @@ def steps(cp, n, task="t", **options):
 
 @pytest.fixture(autouse=True)
 def _world(world):
-    steps.world = world
+    WORLD[:] = [world]
 
 
 def go_on(cp, upto=5, task="t", **options):
     """The same agent, again, up to a step."""
-    act = declare(steps.world)
+    act = declare(WORLD[0])
     with cp.resume(task, **options) as run:
         while run.state.step < upto:
             i = run.state.step
@@ -257,7 +260,7 @@ def test_a_newer_schema_is_never_passed_over(url):
     with safepoint.open(url) as cp:
         cp.save(State("t"))
     with safepoint.open(url, schema_version=2, migrations={1: lambda t: t}) as cp:
-        cp.save(cp.load_latest("t"))
+        cp.save(cp.load("t", seq=1))
     with safepoint.open(url) as cp:
         for options in ({}, {"fresh_start": True}, {"recover": "strict"}):
             with pytest.raises(NewerSchema):
@@ -439,10 +442,12 @@ def test_rewind_of_what_is_not_there(cp):
     with pytest.raises(NotFound):
         cp.rewind("t", 1)
     steps(cp, 1)
-    for wrong in ({"seq": 9}, {"branch": "none"}):
+    absent: list[dict[str, Any]] = [{"seq": 9}, {"branch": "none"}]
+    for wrong in absent:
         with pytest.raises(NotFound):
             cp.rewind("t", **wrong)
-    for wrong in ({}, {"seq": 1, "branch": "main"}, {"seq": 0}, {"seq": 1, "journal": "x"}):
+    senseless: list[dict[str, Any]] = [{}, {"seq": 1, "branch": "main"}, {"seq": 0}, {"seq": 1, "journal": "x"}]
+    for wrong in senseless:
         with pytest.raises(UsageError):
             cp.rewind("t", **wrong)
     assert len(cp.list_checkpoints("t")) == 2

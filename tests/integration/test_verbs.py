@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import inspect
+import io
 import logging
 import pickle
 import re
@@ -660,7 +661,7 @@ def verbs_of(cls):
 
 ARGUMENTS = {
     "task_id": "t", "state": State("t"), "fn": lambda s: None, "seq": 1, "call": 1, "verdict": safepoint.NotDone(), "pause": 1,
-    "answer": 1,
+    "answer": 1, "a": 1, "other": "memory://", "path_or_file": io.BytesIO(),
 }  # fmt: skip
 NEEDS_NO_STORE = {"check_state", "close"}
 
