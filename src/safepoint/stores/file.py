@@ -129,7 +129,8 @@ class FileStore(FileLeases, Whole, Mends, Store):
             size += len(data)
             with f.branch(folder, row.space, row.branch, create=True) as branch:
                 file = filenames.document(row.seq)
-                f.put(root, file, data, branch, byte=f.byte(filenames.encode(task)), sync=commit.sync)
+                # Whether or not the line waits for the disk: a later one that does takes this line with it, and not the document.
+                f.put(root, file, data, branch, byte=f.byte(filenames.encode(task)))
                 _probe.at("commit.before")
                 try:
                     size += f.append(root, folder, task, kept, body, id=commit.id, sync=commit.sync)
