@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from safepoint import _probe
 from safepoint.codec import chunks, states, values
 from safepoint.errors import Conflict, Damaged, Unavailable
 from safepoint.model import Obj, new_id
@@ -404,38 +403,21 @@ def put(
 
     Args:
         image: Packed for the store.
-        replaces: What is there and may go, as ``follows`` has said.
+        replaces: What is there and may go, as ``follows`` has said; there until the new one is.
         marks: Whether pins, status and the like are brought up to the image's where all rows are there already.
 
     Raises:
-        Conflict: another task of that name is there. Damaged: what was written cannot be read back as it was.
+        Conflict: another task of that name is there. LeaseHeld: a live run holds what would be replaced. Damaged: what was written cannot be read back as it was.
     """
     task = image.row.task
-    if replaces is not None:
-        # The store has no way to put one in the place of another in one step. Killed in between, the task is absent here, and
-        # whole where it came from.
-        now = take(store, task)
-        if now is not None and content_of(now.image, plain=False) != content_of(replaces, plain=False):
-            raise Conflict(
-                f"task {task!r} has moved", "somebody is at work on the copy", "Copy it under another name.", task=task
-            )
-        _probe.at("copy.replacing")
-        if now is not None:
-            store.delete_task(task)
-        _probe.at("copy.deleted")
     try:
-        written = store.write_task(image)
+        written = store.write_task(image, over=replaces)
     except Conflict:
         now = take(store, task)
         if now is None or content_of(now.image, plain=True) != content_of(image, plain=True):
             raise
         # The same in another layout, as an older safepoint wrote it.
         return ("marks" if marks and _same_marks(store, image) else "same"), now.image
-    except BaseException:
-        if replaces is not None:
-            with suppress(Exception):
-                store.write_task(replaces)  # a full disk, say: the old one fits
-        raise
     changed = not written and marks and _same_marks(store, image)
     there = take(store, task)
     if there is None or content_of(there.image, plain=False) != content_of(image, plain=False):

@@ -60,7 +60,9 @@ MIGRATE_POINTS = ("migrate.after", "migrate.before", "migrate.step")
 # Of the commit that goes back: see test_going_back.py.
 BRANCH_POINTS = ("branch.after", "branch.before")
 # Of copies, imports and exports: see test_moving_kills.py.
-MOVING_POINTS = ("copy.deleted", "copy.replacing", "copy.task", "export.written", "import.read")
+MOVING_POINTS = ("copy.task", "export.written", "import.read")
+# Of repairs in place: see test_repair_kills.py.
+REPAIR_POINTS = ("repair.after", "repair.before")
 ROUNDS, SIZE = 4, 1_600_000
 
 
@@ -70,7 +72,15 @@ def test_the_lists_name_every_point() -> None:
         if path.parent.name == "stores" and not path.name.startswith("sqlite"):
             continue  # another store's points have another file of tests
         found |= set(re.findall(r'\bat\("([a-z.]+)"\)', path.read_text()))
-    assert found == {*AGENT_POINTS, *SAVER_POINTS, *SWEEP_POINTS, *MIGRATE_POINTS, *BRANCH_POINTS, *MOVING_POINTS}
+    assert found == {
+        *AGENT_POINTS,
+        *SAVER_POINTS,
+        *SWEEP_POINTS,
+        *MIGRATE_POINTS,
+        *BRANCH_POINTS,
+        *MOVING_POINTS,
+        *REPAIR_POINTS,
+    }
     assert len(found) >= 12
 
 

@@ -16,7 +16,11 @@ from tests.support.moved import facts
 from tests.support.scale import scale
 
 COPY_POINTS = ("copy.task", "write_task.staged", "write_task.before", "write_task.after")
-REPLACE_POINTS = ("copy.replacing", "copy.deleted", "write_task.before", "write_task.after")
+REPLACE_POINTS = [
+    *(("sqlite", point, 1) for point in ("write_task.staged", "write_task.before", "write_task.after")),
+    *(("file", "file.written", n) for n in (1, 2, 3, 4)),
+    *(("file", "file.renamed", n) for n in (1, 2, 3, 4)),
+]
 IMPORT_POINTS = ("import.read", "write_task.staged", "write_task.before", "write_task.after")
 
 
@@ -69,29 +73,33 @@ def test_a_copy_killed_at_each_point(
     assert check_whole(target, wanted) == set(wanted)
 
 
-@pytest.mark.parametrize("point", REPLACE_POINTS)
-def test_a_copy_that_follows_its_original_killed(server: Server, source: str, tmp_path: Path, point: str) -> None:
-    one, two = f"sqlite:///{tmp_path}/one.db", f"sqlite:///{tmp_path}/two.db"
+@pytest.mark.parametrize(("to", "point", "nth"), REPLACE_POINTS)
+def test_a_copy_that_follows_its_original_killed(
+    server: Server, source: str, tmp_path: Path, to: str, point: str, nth: int
+) -> None:
+    """The earlier copy is there until the newer one is."""
+    one, two = f"sqlite:///{tmp_path}/one.db", f"{to}:///{tmp_path}/two"
     server.run(moved.copying, source, one)
     server.run(moved.copying, one, two)
     with safepoint.open(two) as cp:
         before = facts(cp, "kept")
     with safepoint.open(one) as cp:
-        state = cp.load_latest("kept")
-        assert state is not None
-        state.messages.append("more")
-        cp.save(state)
+        for more in ("more", "and more"):
+            state = cp.load_latest("kept")
+            assert state is not None
+            state.messages.append(more)
+            cp.save(state)
+        cp.store.prune("kept", [2, 3])
         after = facts(cp, "kept")
-    child = server.start(moved.copying, one, two, point)
+    child = server.start(moved.copying, one, two, point, nth)
     assert child.wait() == -signal.SIGKILL
     with safepoint.open(two) as cp:
-        if cp.store.task("kept") is not None:
-            assert facts(cp, "kept") in (before, after)
-        else:
-            assert point != "copy.replacing", "absent only between the old and the new"
+        assert facts(cp, "kept") in (before, after)
+        assert [d for d in cp.verify().damages if d.kind != "stray"] == []
     server.run(moved.copying, one, two)
     with safepoint.open(two) as cp:
         assert facts(cp, "kept") == after
+        assert cp.verify().ok
 
 
 @pytest.mark.parametrize("point", IMPORT_POINTS)

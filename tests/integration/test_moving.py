@@ -153,31 +153,27 @@ def test_a_copy_follows_its_original(place, a, b):
     assert facts(two, "t") == facts(one, "t")
 
 
-@pytest.mark.parametrize("b", ["memory", "sqlite"])
-def test_a_copy_that_cannot_be_renewed_stays_as_it_was(place, b, monkeypatch):
+@pytest.mark.parametrize("b", ["memory", "sqlite", "file"])
+def test_a_save_onto_the_copy_while_it_is_renewed_is_not_lost(place, b, monkeypatch):
     one, two = place("memory"), place(b)
     rich(one, "t")
     one.copy_to(two)
-    before = facts(two, "t")
     state = one.load_latest("t")
     state.messages.append("more")
     one.save(state)
     write = two.store.write_task
 
-    def full(image):
-        monkeypatch.setattr(two.store, "write_task", write)
-        raise safepoint.StoreFull("the disk is full")
+    def late(image, *, over=None):
+        if over is not None:
+            own = two.load_latest("t")
+            own.messages.append("own")
+            two.save(own)
+        return write(image, over=over)
 
-    def there(image):
-        monkeypatch.setattr(two.store, "write_task", full)
-        return write(image)
-
-    monkeypatch.setattr(two.store, "write_task", there)
-    with pytest.raises(safepoint.StoreFull):
+    monkeypatch.setattr(two.store, "write_task", late)
+    with pytest.raises(safepoint.Conflict):
         one.copy_to(two)
-    assert facts(two, "t") == before
-    one.copy_to(two)
-    assert facts(two, "t") == facts(one, "t")
+    assert two.load_latest("t").messages[-1] == "own"
 
 
 @pytest.mark.parametrize("b", ["memory", "sqlite", "flat"])

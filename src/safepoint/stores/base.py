@@ -241,14 +241,19 @@ class Store(ABC):
             after = rows[-1].task
 
     @abstractmethod
-    def write_task(self, image: Image) -> bool:
+    def write_task(self, image: Image, *, over: Image | None = None) -> bool:
         """Write a whole task, all or nothing, with the numbers and ids that its rows have; the rows are sealed anew.
 
         The task's lease is not written: the copy was never held, and its fences begin as a new task's. False if the task is
         there already with the very same checkpoints, calls, pauses and branches.
 
+        Args:
+            over: What may be there instead, as it was walked: it is replaced in the same step, and is there until then. Its
+                lease stays, and no number that it gave out comes a second time. (In the file store, a checkpoint that is in
+                both must be the same in both.)
+
         Raises:
-            Conflict: a task of that name is there and is another one.
+            Conflict: a task of that name is there and is another one. LeaseHeld: a live run holds what would be replaced.
         """
 
     def accept(self, task: str) -> None:  # noqa: B027

@@ -5,22 +5,27 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace as changed
+from typing import TYPE_CHECKING, Any
 
 from safepoint.errors import Damaged, NewerFormat, SafepointError
 from safepoint.model import check_id
 from safepoint.rows import CheckpointRow, Image, Lost, Part, replace
 from safepoint.stores import file_rows, filenames, whole
-from safepoint.stores.file_folder import LEASE_BYTES, MADE, Folders
+from safepoint.stores.file_folder import LEASE_BYTES, MADE, Folders, Kept
 from safepoint.stores.file_journal import Book, opened, rewritten
 
 __all__ = ["Whole", "book_of"]
 
 
 class Whole:
-    """Needs ``_f`` from the store."""
+    """Needs ``_f`` and ``_refuse_if_held`` from the store."""
 
     _f: Folders
+
+    if TYPE_CHECKING:
+
+        def _refuse_if_held(self, root: int, task: str) -> None: ...
 
     def _ids(self, root: int) -> Iterator[str]:
         """The ids of all folders that are tasks."""
@@ -121,7 +126,7 @@ class Whole:
         except SafepointError as error:
             return _lost(row, place, ", ".join(filter(None, (error.what, error.why))))
 
-    def write_task(self, image: Image) -> bool:
+    def write_task(self, image: Image, *, over: Image | None = None) -> bool:
         f, task = self._f, check_id(image.row.task)
         name = filenames.encode(task)
         image = whole.sealed(image)
@@ -133,7 +138,11 @@ class Whole:
             if there is not None and there.book.exists:
                 if _facts(there.book) == _facts(book):
                     return False
-                raise whole.another(task)
+                if over is None or there.book.gaps or _facts(there.book) != whole.facts_of(over):
+                    raise whole.another(task)
+                self._refuse_if_held(root, task)
+                self._replace(root, there, image)
+                return True
             # A byte of its own says that it is being made, whoever opens the store meanwhile.
             claim = f.locks.claim(byte)
             made = f"{MADE}{byte:x}-{secrets.token_hex(4)}"
@@ -159,6 +168,31 @@ class Whole:
                 if claim is not None:
                     claim.free()
         return True
+
+    def _replace(self, root: int, there: Kept, image: Image) -> None:
+        """Put a task in the place of the one that is there: in its folder, by a new journal, which is the one step that counts."""
+        f, task, old = self._f, image.row.task, there.book
+        book = changed(book_of(whole.beyond(image, old.numbers)), fence=old.fence)
+        if any(
+            replace(row, pinned=False) != replace(book.checkpoints[seq], pinned=False)
+            for seq, row in old.checkpoints.items()
+            if seq in book.checkpoints
+        ):
+            raise whole.another(task)  # its document cannot be two things until the journal says which
+        new = [row for row in image.checkpoints if row.seq not in old.checkpoints]
+        with f.ops.opened(f.ops.child(filenames.encode(task), root)) as folder:
+            if new:
+                # What comes is told of first, and that it may go: should this be the end of it, the next writer removes it.
+                coming = changed(old, numbers=book.numbers)
+                f.rewrite(root, folder, task, there, b"".join(rewritten(coming, map(_at, new))))
+            for row in new:
+                data = file_rows.document(task, row, file_rows.unpack(row.root))
+                with f.branch(folder, row.space, row.branch, create=True) as fd:
+                    f.put(root, filenames.document(row.seq), data, fd, byte=f.byte(filenames.encode(task)))
+            gone = [_at(row) for seq, row in old.checkpoints.items() if seq not in book.checkpoints]
+            f.rewrite(root, folder, task, there, b"".join(rewritten(book, gone)))
+            with f.mutex:
+                f.journal(root, task, writer=True)  # removes those that are gone
 
     def place(self, task: str, kind: str, key: Any) -> str:
         if kind == "checkpoint":
@@ -202,7 +236,14 @@ class Whole:
             base = os.path.basename(place)
             if place not in told and not base.startswith("."):
                 why = "no line of the journal tells of it"
-                found.append(Lost("a stray file", place, why if filenames.seq_of(base) else "it is no document", "stray" if filenames.seq_of(base) else "foreign"))
+                found.append(
+                    Lost(
+                        "a stray file",
+                        place,
+                        why if filenames.seq_of(base) else "it is no document",
+                        "stray" if filenames.seq_of(base) else "foreign",
+                    )
+                )
         return found
 
 
@@ -232,6 +273,10 @@ def book_of(image: Image) -> Book:
         calls={row.no: row for row in image.calls},
         pauses={row.no: row for row in image.pauses},
     )
+
+
+def _at(row: CheckpointRow) -> tuple[str, str, int]:
+    return row.space, row.branch, row.seq
 
 
 def _facts(book: Book) -> whole.Facts:

@@ -33,14 +33,29 @@ class Whole:
         with self._locked(task) as (_data, found):
             if found is None:
                 return
-            parts: list[Part] = [Numbers(found.seq, found.no, found.pause_no, found.line, found.position), self._shown(found)]
+            parts: list[Part] = [_numbers(found), self._shown(found)]
             parts += [branch for _, branch in sorted(found.branches.items())]
             numbered: tuple[dict[Any, Any], ...] = (found.checkpoints, found.calls, found.pauses, found.objects)
             parts += [rows[key] for rows in numbered for key in sorted(rows)]
         yield from parts
 
-    def write_task(self, image: Image) -> bool:
+    def write_task(self, image: Image, *, over: Image | None = None) -> bool:
         image = whole.sealed(image)
+        with self._locked(image.row.task) as (data, there):
+            if there is None:
+                data.tasks[image.row.task] = self._made(image)
+                return True
+            if _facts(there) == whole.facts_of(image):
+                return False
+            if over is None or _facts(there) != whole.facts_of(over):
+                raise whole.another(image.row.task)
+            self._refuse(data, there)
+            new = self._made(whole.beyond(image, _numbers(there)))
+            new.lease = there.lease
+            data.tasks[image.row.task] = new
+            return True
+
+    def _made(self, image: Image) -> _Task:
         row, last = image.row, image.numbers
         new = self._begun(replace(row, head=None, step=0, in_doubt=0, open_pauses=0, checkpoints=0))
         new.seq, new.no, new.pause_no, new.line, new.position = last.seq, last.call, last.pause, last.line, last.position
@@ -50,13 +65,7 @@ class Whole:
         new.calls = {c.no: c for c in image.calls}
         new.pauses = {p.no: p for p in image.pauses}
         new.objects = {o.name: o for o in image.objects}
-        with self._locked(row.task) as (data, there):
-            if there is None:
-                data.tasks[row.task] = new
-                return True
-            if _facts(there) != _facts(new):
-                raise whole.another(row.task)
-            return False
+        return new
 
     def set_aside(self, image: Image, gone: Iterable[Aside], put: Iterable[CheckpointRow], bare: Iterable[CallRow]) -> int:
         name, made = image.row.task, [row.sealed(image.row.task) for row in put]
@@ -81,3 +90,7 @@ class Whole:
 
 def _facts(task: _Task) -> whole.Facts:
     return whole.facts(task.checkpoints.values(), task.calls.values(), task.pauses.values(), task.branches.values())
+
+
+def _numbers(task: _Task) -> Numbers:
+    return Numbers(task.seq, task.no, task.pause_no, task.line, task.position)

@@ -25,7 +25,7 @@ from safepoint.stores.sqlite_db import CommitFailed, Connection, Database, sql
 from safepoint.stores.sqlite_rows import CHECKPOINT, key, names, reads
 from safepoint.stores.witness import Witness
 
-__all__ = ["Removals", "delete_task", "drop_dead_stages", "pin", "prune"]
+__all__ = ["Removals", "delete_task", "drop_dead_stages", "drop_task", "pin", "prune"]
 
 LARGE = 5_000
 """Rows and objects of a task that are looked at and swept in one transaction; more take many, see ``sqlite_bigsweep``."""
@@ -223,15 +223,20 @@ def delete_task(
                 conn.execute(sql("sqlite_sweep")["raise_fence_floor"], (fence,))
             if (known := witness.read(db.name, n, task)) is not None:  # more than is here, if the file is an older one
                 conn.execute(sql("sqlite_sweep")["raise_fence_floor"], (known.fence,))
-            for table in _TABLES:
-                conn.execute(f"DELETE FROM sp_{table} WHERE {_range(table)}", (n,))
-            # A big save on its way to this task finds its stage gone, and sends everything again.
-            conn.execute("DELETE FROM sp_stages WHERE n = ?", (n,))
-            conn.execute("DELETE FROM sp_tasks WHERE n = ?", (n,))
+            drop_task(conn, n)
             witness.clear(n)
             return True
     except CommitFailed as failed:
         raise _again("deleted", task, failed) from failed.cause
+
+
+def drop_task(conn: Connection, n: int) -> None:
+    """Delete every row of a task."""
+    for table in _TABLES:
+        conn.execute(f"DELETE FROM sp_{table} WHERE {_range(table)}", (n,))
+    # A big save on its way to this task finds its stage gone, and sends everything again.
+    conn.execute("DELETE FROM sp_stages WHERE n = ?", (n,))
+    conn.execute("DELETE FROM sp_tasks WHERE n = ?", (n,))
 
 
 def _range(table: str) -> str:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from safepoint import _probe
 from safepoint.errors import SafepointError, Unavailable
-from safepoint.rows import Image, Lost, Part
+from safepoint.rows import Image, Lost, Numbers, Part
 from safepoint.stores import sqlite_sweep, sqlite_walk, whole
 from safepoint.stores.sqlite_db import CommitFailed, Connection, sql
 from safepoint.stores.sqlite_rows import CALL, CHECKPOINT, PAUSE, PUT_CALL, PUT_CHECKPOINT, PUT_PAUSE, reads, values
 from safepoint.stores.sqlite_schema import branch_sum
 from safepoint.stores.sqlite_walk import BRANCHES, KINDS, MOST, TASK_FIELDS
-from safepoint.stores.sqlite_witness import Watched
+from safepoint.stores.sqlite_witness import At, Watched
 
 if TYPE_CHECKING:
     from safepoint.stores.oslock import Claim, LockFile
@@ -40,6 +40,8 @@ class Whole(Watched):
 
         def _claim(self) -> Claim: ...
 
+        def _refuse_if_held(self, task: str, *lease: Any) -> None: ...
+
     def walk(self, task: str) -> Iterator[Part]:
         return sqlite_walk.walk(self._db, task)
 
@@ -59,11 +61,10 @@ class Whole(Watched):
     def strays(self) -> list[Lost]:
         return sqlite_walk.strays(self._db)
 
-    def write_task(self, image: Image) -> bool:
+    def write_task(self, image: Image, *, over: Image | None = None) -> bool:
         image = whole.sealed(image)
-        if (same := self._same(image)) is not None:
-            if not same:
-                raise whole.another(image.row.task)
+        task = image.row.task
+        if self._is_there(image, over):
             return False
         claim = self._claim()
         k: int | None = None
@@ -78,28 +79,32 @@ class Whole(Watched):
                         conn.executemany(statement, records)
                 _probe.at("write_task.staged")
             with self._db.writing(True) as conn:
-                if conn.rows(reads()["number"], (image.row.task,)):
-                    raise _There
-                self._refuse_taken(conn, n, image.row.task)
+                self._refuse_taken(conn, n, task)
+                if (at := self._at(conn, task)) is not None:
+                    if over is None or _facts(conn, at.n) != whole.facts_of(over):
+                        raise _There
+                    image = self._taken_from(conn, at, n, image)
                 _put_task(conn, n, image)
                 slot = self._slot(conn, n)
                 conn.execute(sql("sqlite_commit")["end_stage"], (k,))
                 k = None
                 _probe.at("write_task.before")
             _probe.at("write_task.after")
-            self._witness.write(self._db.name, n, image.row.task, slot, sync=True)
+            self._witness.write(self._db.name, n, task, slot, sync=True)
             return True
         except _There:
             self._drop_stage(claim)
-            if self._same(image):
+            if self._is_there(image, None):
                 return False
-            raise whole.another(image.row.task) from None
+            raise Unavailable(
+                f"task {task!r} came and went while it was written", "nothing was written", "Do it again.", task=task
+            ) from None
         except CommitFailed as failed:
             raise Unavailable(
-                f"whether task {image.row.task!r} was written is not known",
+                f"whether task {task!r} was written is not known",
                 str(failed.cause),
                 "Do it again; that is safe.",
-                task=image.row.task,
+                task=task,
                 unknown=True,
             ) from failed.cause
         except BaseException:
@@ -116,25 +121,39 @@ class Whole(Watched):
         except (CommitFailed, SafepointError):
             pass  # the byte is free in any case: the next big save does it
 
-    def _same(self, image: Image) -> bool | None:
-        """Whether the task is there with these very rows; None if it is not there."""
-        task = image.row.task
+    def _is_there(self, image: Image, over: Image | None) -> bool:
+        """Whether the task is there with these very rows. Conflict if it is there with others than those of ``over``."""
         with self._db.reading() as conn:
-            at = conn.rows(reads()["number"], (task,))
-            if not at:
-                return None
-            n = at[0][0]
-            span = (n << 32, n << 32 | MOST)
-            there = whole.Facts(
-                *(
-                    frozenset(
-                        tuple(row) for row in conn.rows(f"SELECT {number}, seal FROM sp_{kind}s WHERE k BETWEEN ? AND ?", span)
-                    )
-                    for kind, (_, _, _, number) in KINDS.items()
-                ),
-                frozenset(conn.rows(BRANCHES + " WHERE task = ?", (n,))),  # type: ignore[call-arg]
-            )
-        return there == whole.facts(image.checkpoints, image.calls, image.pauses, image.branches)
+            at = conn.rows(reads()["number"], (image.row.task,))
+            there = _facts(conn, at[0][0]) if at else None
+        if there is not None and there != whole.facts_of(image) and (over is None or there != whole.facts_of(over)):
+            raise whole.another(image.row.task)
+        return there == whole.facts_of(image)
+
+    def _taken_from(self, conn: Connection, at: At, n: int, image: Image) -> Image:
+        """Remove the rows of the task that is replaced; its lease goes over to number ``n``. Returns the image with numbers that
+        none of its had."""
+        self._refuse_older(conn, at.n, at.task, at.created_at, at.writes)
+        was = self._slot(conn, at.n)
+        for _fence, *lease in conn.rows(sql("sqlite_sweep")["lease"], (at.n,)):
+            self._refuse_if_held(at.task, *lease)
+        conn.execute(sql("sqlite_sweep")["hand_on_lease"], (at.n, n))
+        sqlite_sweep.drop_task(conn, at.n)
+        self._witness.clear(at.n)
+        return whole.beyond(
+            image, Numbers(was.next_seq - 1, was.next_call - 1, was.next_pause - 1, was.next_line - 1, was.position - 1)
+        )
+
+
+def _facts(conn: Connection, n: int) -> whole.Facts:
+    span = (n << 32, n << 32 | MOST)
+    return whole.Facts(
+        *(
+            frozenset(tuple(row) for row in conn.rows(f"SELECT {number}, seal FROM sp_{kind}s WHERE k BETWEEN ? AND ?", span))
+            for kind, (_, _, _, number) in KINDS.items()
+        ),
+        frozenset(conn.rows(BRANCHES + " WHERE task = ?", (n,))),  # type: ignore[call-arg]
+    )
 
 
 class _There(Exception):

@@ -9,7 +9,7 @@ from safepoint.errors import Conflict
 from safepoint.model import check_id
 from safepoint.rows import BranchRow, CallRow, CheckpointRow, Image, Numbers, PauseRow, replace
 
-__all__ = ["Facts", "another", "facts", "sealed"]
+__all__ = ["Facts", "another", "beyond", "facts", "facts_of", "sealed"]
 
 
 class Facts(NamedTuple):
@@ -30,6 +30,17 @@ def facts(
         frozenset((row.no, row.seal) for row in pauses),
         frozenset((row.space, row.name, *row.head, row.line, row.forked_from) for row in branches),
     )
+
+
+def facts_of(image: Image) -> Facts:
+    """Of an image whose rows are sealed: as it was walked, or after ``sealed``."""
+    return facts(image.checkpoints, image.calls, image.pauses, image.branches)
+
+
+def beyond(image: Image, there: Numbers) -> Image:
+    """The image with no number below what the task that it replaces has given out."""
+    numbers = Numbers(**{name: max(getattr(image.numbers, name), getattr(there, name)) for name in Numbers.__struct_fields__})
+    return replace(image, numbers=numbers)
 
 
 def sealed(image: Image) -> Image:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from safepoint.errors import Conflict, UsageError
+from safepoint.errors import Conflict, LeaseHeld, UsageError
 from safepoint.model import Obj
 from safepoint.rows import (
     BranchRow,
@@ -199,6 +199,54 @@ class WholeTests:
         assert caught.value.details["task"] == "task"
         assert dump(store) == before
         assert list(store.structure()) == []
+
+    def test_a_task_takes_the_place_of_another_moment_of_itself(self, store: Store) -> None:
+        main = _grown(store)
+        old, grant = image_of(store, "task"), store.acquire("task", b"me")
+        main.guard = grant.guard
+        main.save(*(tree("later") if store.chunked else ()))
+        main.call()
+        main.pause(name="later")
+        store.release("task", grant)
+        new = image_of(store, "task")
+        older, newer = (replace(image, row=replace(image.row, task="copy")) for image in (old, new))
+        assert store.write_task(older) is True
+        assert store.write_task(older, over=newer) is False
+        assert store.write_task(newer, over=image_of(store, "copy")) is True
+        there = image_of(store, "copy")
+        assert [(r.seq, r.id, r.root) for r in there.checkpoints] == [(r.seq, r.id, r.root) for r in new.checkpoints]
+        assert (there.objects, there.branches, there.numbers) == (new.objects, new.branches, new.numbers)
+        assert dump(store, ["copy"])["copy"]["headers"][""][0].seq == main.seq
+        # In its own place, and back: fewer rows, and yet no number comes a second time, nor a fence.
+        assert store.write_task(old, over=new) is True
+        assert list(store.structure()) == []
+        assert store.strays() == []
+        back = image_of(store, "task")
+        assert replace(back, row=old.row, numbers=old.numbers) == old
+        assert back.numbers == new.numbers
+        assert store.read("task", seq=main.seq) is None
+        assert store.acquire("task", b"me").guard.fence > grant.guard.fence
+
+    def test_a_task_takes_the_place_only_of_what_was_seen(self, store: Store) -> None:
+        _grown(store)
+        copy = image_of(store, "task")
+        copy = replace(copy, row=replace(copy.row, task="copy"))
+        assert store.write_task(copy)
+        seen = image_of(store, "copy")
+        later = replace(seen, checkpoints=(*seen.checkpoints, replace(seen.checkpoints[-1], seq=9, id="nine")))
+        Writer(store, "copy", head=seen.branches[0].head).save()
+        before = dump(store)
+        with pytest.raises(Conflict):
+            store.write_task(later, over=seen)
+        assert dump(store) == before
+        grant = store.acquire("copy", b"me")
+        with pytest.raises(LeaseHeld):
+            store.write_task(later, over=image_of(store, "copy"))
+        store.release("copy", grant)
+        assert list(store.structure()) == []
+        # What has gone is in nobody's way.
+        assert store.delete_task("copy")
+        assert store.write_task(later, over=seen) is True
 
     def test_a_big_task_goes_in_whole(self, store: Store) -> None:
         big = [obj(bytes([i]) * 300_000) for i in range(20)] if store.chunked else []

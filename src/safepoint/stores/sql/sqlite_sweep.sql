@@ -40,6 +40,9 @@ UPDATE sp_tasks SET checkpoints = checkpoints - ?2, sweeps = sweeps + 1 WHERE n 
 -- name: lease
 SELECT fence, state, lease_id, locks, holder, acquired_at FROM sp_leases WHERE task = ?
 
+-- name: hand_on_lease
+UPDATE sp_leases SET task = ?2 WHERE task = ?1
+
 -- name: raise_fence_floor
 UPDATE sp_meta SET value = max(value, ?) WHERE key = 'fence'
 
