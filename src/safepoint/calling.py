@@ -27,7 +27,7 @@ from safepoint.errors import (
 )
 from safepoint.flow import FlowBase
 from safepoint.model import check_id, new_id, now, to_us
-from safepoint.replies import error_record, failed_error, get, in_doubt_error, lost_error, usage_of
+from safepoint.replies import damaged_error, error_record, failed_error, get, in_doubt_error, lost_error, usage_of
 from safepoint.rows import CallRow, CallWrite, Commit, replace
 from safepoint.rules import journal, quarantine
 from safepoint.rules.journal import Action, Found, Match, Request
@@ -243,7 +243,7 @@ class Flow(FlowBase):
                         if error.details.get("rolled_back"):
                             raise
                         if row.effect in journal.HAPPENS:
-                            raise lost_error(self.task, row, error) from error
+                            raise damaged_error(self.task, row, error) from error
                         return (yield from self._execute(asked, row, validate))
                     if tool.policy.model:
                         self.journal.scope = row.no

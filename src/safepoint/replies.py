@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from safepoint.errors import CallFailed, InDoubt, RefusedType
+from safepoint.errors import CallFailed, Damaged, InDoubt, RefusedType
 from safepoint.rows import CallRow
 
 _MESSAGE_LIMIT = 2000
@@ -51,14 +51,26 @@ def usage_of(reply: Any) -> tuple[int, int]:
     return first("prompt_tokens", "input_tokens"), first("completion_tokens", "output_tokens")
 
 
-def lost_error(task: str, row: CallRow, damaged: Exception | None = None) -> RefusedType:
-    """A call that happened and has no result to give: one that could not be stored, or that is damaged."""
+def lost_error(task: str, row: CallRow) -> RefusedType:
+    """A call that happened and has no result to give, as it could not be stored."""
     error = msgspec.msgpack.decode(row.error) if row.error else {}
     return RefusedType(
-        f"call {row.no} ({row.tool}) succeeded, and its result cannot be {'read' if damaged else 'stored'}",
-        str(damaged) if damaged else str(error.get("message", "")),
+        f"call {row.no} ({row.tool}) succeeded, and its result cannot be stored",
+        str(error.get("message", "")),
         f"It is not run again. Give it a result: cp.resolve({task!r}, {row.no}, Done(result)), or "
         f"`safepoint resolve {task} {row.no} --done JSON`; and let the tool return what can be stored (docs/types.md).",
+        task=task,
+        call=row.no,
+    )
+
+
+def damaged_error(task: str, row: CallRow, error: Damaged) -> Damaged:
+    """A call that happened and whose recorded result cannot be read."""
+    return Damaged(
+        f"call {row.no} ({row.tool}) succeeded, and its result cannot be read",
+        str(error),
+        f"It is not run again. Give it a result: cp.resolve({task!r}, {row.no}, Done(result)), or "
+        f"`safepoint resolve {task} {row.no} --done JSON`.",
         task=task,
         call=row.no,
     )
