@@ -107,22 +107,30 @@ class Whole:
             yield Lost("rows", f"{journal}, line {gap.line}", gap.why)
         yield from branches
         for row in checkpoints:
-            yield self._part(task, row, sums.get(row.seq, ""))
+            part = self._part(task, row, sums.get(row.seq, ""))
+            if part is not None:
+                yield part
         yield from calls
         yield from pauses
 
-    def _part(self, task: str, row: CheckpointRow, sum: str) -> CheckpointRow | Lost:
+    def _part(self, task: str, row: CheckpointRow, sum: str) -> CheckpointRow | Lost | None:
+        """A whole row, or what is wrong with it; None if it was removed since its journal was read."""
         f = self._f
         place = f.place(task, row.space, row.branch, row.seq)
         try:
             with f.root() as root:
-                found = file_rows.parse(self._bytes_of(root, task, row))
+                try:
+                    data = self._bytes_of(root, task, row)
+                except FileNotFoundError:
+                    with f.mutex:
+                        book = f.book(root, task)
+                    there = None if book is None else book.checkpoints.get(row.seq)
+                    return _lost(row, place, "it is missing") if there is not None and there.id == row.id else None
+            found = file_rows.parse(data)
             read = file_rows.from_document(task, found)
             if replace(read, root=b"", pinned=row.pinned) != row or file_rows.checksum(read.root) != sum:
                 return _lost(row, place, "its header is not what the journal says")
             return replace(read, pinned=row.pinned)
-        except FileNotFoundError:
-            return _lost(row, place, "it is missing")
         except SafepointError as error:
             return _lost(row, place, ", ".join(filter(None, (error.what, error.why))))
 
