@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from safepoint.codec import chunks, states, values
+from safepoint.codec.nodes import names_in
 from safepoint.errors import Conflict, Damaged, Unavailable
 from safepoint.model import Obj, new_id
 from safepoint.portable import Packer, flat_digest, flat_of, misfit
@@ -187,17 +188,13 @@ def _fetch(store: Store, task: str, parts: _Parts, objects: dict[bytes, Obj]) ->
     return whole
 
 
-def _names(refs: bytes) -> Iterator[bytes]:
-    return (refs[i : i + 16] for i in range(0, len(refs), 16))
-
-
 def _missing(refs: bytes, objects: dict[bytes, Obj], known: dict[bytes, str]) -> bool:
     return next(_unsound(refs, objects, known), None) is not None
 
 
 def _unsound(refs: bytes, objects: dict[bytes, Obj], known: dict[bytes, str]) -> Iterator[str]:
     """What is wrong with the objects that ``refs`` reach. ``known`` are those that were looked at: '' if all below is well."""
-    todo = list(_names(refs))
+    todo = list(names_in(refs))
     seen: set[bytes] = set()
     while todo:
         name = todo.pop()
@@ -210,7 +207,7 @@ def _unsound(refs: bytes, objects: dict[bytes, Obj], known: dict[bytes, str]) ->
         elif not chunks.verify_obj(obj) or obj.name != name:
             yield f"object {name.hex()} is not what its name says"
         else:
-            todo += _names(obj.refs)
+            todo += names_in(obj.refs)
             continue
         return
     known.update(dict.fromkeys(seen, ""))
@@ -309,7 +306,7 @@ def _reached(checkpoints: list[CheckpointRow], calls: list[CallRow], objects: di
     found: dict[bytes, Obj] = {}
     todo = [c.refs for c in checkpoints] + [refs for c in calls for refs in (c.args_refs, c.result_refs) if refs]
     while todo:
-        for name in _names(todo.pop()):
+        for name in names_in(todo.pop()):
             if name not in found:
                 obj = found[name] = objects[name]
                 if obj.refs:

@@ -26,6 +26,8 @@ Progress = Callable[[int, int], Any]
 _TICK = 4_000_000
 _SURE = 4
 """How many losses are confirmed by another read before the others of the task are believed."""
+_TRIES = 10
+"""How often a task is repaired that goes on meanwhile."""
 _ASKED = 3
 """How many checkpoints that miss an object are asked for again before it is called missing."""
 
@@ -109,6 +111,7 @@ class IntegrityVerbs(DoctorVerbs, EditingVerbs):
         Raises:
             NotFound: no such task. LeaseHeld: a live run holds it (in place only). Conflict: it has changed meanwhile.
             UsageError: ``into`` is not empty; or damage that cannot be repaired in place. NewerFormat: a newer safepoint must.
+            Unavailable: a task never stood still meanwhile.
         """
         if in_place and into is not None:
             raise UsageError("repair takes into= or in_place=, not both", "", "Choose one of them.")
@@ -141,7 +144,7 @@ class IntegrityVerbs(DoctorVerbs, EditingVerbs):
                 yield name
 
     def _target(self, into: str | Store | None) -> tuple[Store, bool]:
-        self.store.tasks(limit=1)  # a store that is closed says so before another is made
+        next(iter(self.store.walk_tasks()), None)  # a store that is closed says so before another is made; damage may be
         if into is None:
             into = self.store.beside(".repaired")
             if into is None:
@@ -257,10 +260,17 @@ class Repair:
 
 
 def _repair_into(store: Store, target: Store, task: str, repaired: Repair, progress: Progress | None) -> None:
-    audit = audit_task(store, task, True, _ticker(progress))
-    if not audit.parts:
-        raise NotFound(f"task {task!r} does not exist", "", "See `safepoint ls`.", task=task)
-    mended = mend(audit, lambda: store.walk(task), to_us(now()))
+    for _ in range(_TRIES):
+        audit = audit_task(store, task, True, _ticker(progress))
+        if not audit.parts:
+            raise NotFound(f"task {task!r} does not exist", "", "See `safepoint ls`.", task=task)
+        mended = mend(audit, lambda: store.walk(task), to_us(now()))
+        if not mended.moved:
+            break
+    else:
+        raise Unavailable(
+            f"task {task!r} changed {_TRIES} times while it was repaired", "a run is busy with it", "Stop that run.", task=task
+        )
     target.write_task(mended.image)
     repaired.tasks += 1
     repaired.checkpoints += len(mended.image.checkpoints)

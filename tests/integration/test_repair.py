@@ -213,6 +213,27 @@ def test_a_live_run_is_not_repaired_under_its_hands(sqlite):
         other.repair("t", in_place=True)
 
 
+def test_a_task_that_goes_on_while_it_is_repaired_is_whole_in_the_copy(cp, tmp_path, monkeypatch):
+    """Reads may go on under a live run: what came after the look must not be copied in part."""
+    made(cp)
+    walk, walks = cp.store.walk, 0
+
+    def late(task):
+        nonlocal walks
+        walks += 1
+        if walks == 3:  # the one that is written from
+            state = cp.load_latest("t")
+            state.messages += [{"role": "user", "content": f"late {i} " * 200} for i in range(40)]
+            cp.save(state)
+        return walk(task)
+
+    monkeypatch.setattr(cp.store, "walk", late)
+    cp.repair(into=f"sqlite:///{tmp_path}/repaired.db")
+    with safepoint.open(f"sqlite:///{tmp_path}/repaired.db") as two:
+        assert two.verify().ok
+        assert two.load_latest("t").messages == cp.load_latest("t").messages
+
+
 def test_what_belongs_to_no_task_goes_to_the_quarantine(sqlite):
     made(sqlite, "t")
     made(sqlite, "u")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from safepoint.codec import chunks, states
+from safepoint.codec.nodes import names_in
 from safepoint.codec.registry import Registry
 from safepoint.errors import NewerFormat
 from safepoint.model import Obj, new_id
@@ -64,6 +65,8 @@ class Mended:
     pauses: Ranges = field(default_factory=Ranges)
     put: tuple[CheckpointRow, ...] = ()
     """Checkpoints of the image that were not there before."""
+    moved: bool = False
+    """The task has gone on since it was looked at, so that not all of the image has been, or it is not whole."""
 
 
 def roots(parts: Iterable[CheckpointRow | CallRow]) -> set[bytes]:
@@ -71,7 +74,7 @@ def roots(parts: Iterable[CheckpointRow | CallRow]) -> set[bytes]:
     found: set[bytes] = set()
     for row in parts:
         for refs in (row.refs,) if isinstance(row, CheckpointRow) else (row.args_refs, row.result_refs):
-            found.update(refs[i : i + 16] for i in range(0, len(refs), 16))
+            found.update(names_in(refs))
     return found
 
 
@@ -136,7 +139,21 @@ def mend(audit: Audit, walk: Callable[[], Iterable[Part]], at: int) -> Mended:
         pauses=tuple(pauses),
         objects=tuple(objects.values()),
     )
+    found.moved = any(row.seq > audit.last_seq for row in rows) or _is_short(roots([*rows, *calls]), objects)
     return found
+
+
+def _is_short(names: set[bytes], objects: dict[bytes, Obj]) -> bool:
+    """Whether some of what these names reach is not among the objects."""
+    todo, seen = list(names), set(names)
+    while todo:
+        obj = objects.get(todo.pop())
+        if obj is None:
+            return True
+        new = set(names_in(obj.refs)) - seen
+        seen |= new
+        todo += new
+    return False
 
 
 def _bare(row: CallRow) -> CallRow | None:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from safepoint.codec import states, values
 from safepoint.codec.chunks import name_of
+from safepoint.codec.nodes import names_in
 from safepoint.errors import Damaged, NewerFormat, SafepointError
 from safepoint.model import Obj
 from safepoint.rows import BranchRow, CallRow, CheckpointRow, Lost, Numbers, Part, PauseRow, TaskRow
@@ -169,6 +170,8 @@ class Audit:
         self.place = place
         self.row: TaskRow | None = None
         self.numbers: Numbers | None = None
+        self.last_seq = 0
+        """Of the newest checkpoint that came."""
         self.checkpoints = self.calls = self.pauses = self.objects = self.bytes = 0
         self.damages: list[Damage] = []
         self.notes: list[Note] = []
@@ -206,8 +209,8 @@ class Audit:
                 self.calls += 1
                 self.bytes += len(part.args) + len(part.result or b"")
                 self._journal(part, "call", self.bad_calls)
-                self._roots.update(_names(part.args_refs))
-                self._roots.update(_names(part.result_refs))
+                self._roots.update(names_in(part.args_refs))
+                self._roots.update(names_in(part.result_refs))
             case PauseRow():
                 self.pauses += 1
                 self._pause(part)
@@ -237,6 +240,7 @@ class Audit:
 
     def _checkpoint(self, row: CheckpointRow) -> None:
         self.checkpoints += 1
+        self.last_seq = max(self.last_seq, row.seq)
         self.bytes += len(row.root) + len(row.refs)
         if row.kind != "failure":
             self._made_on.add((row.space, row.branch))
@@ -244,7 +248,7 @@ class Audit:
             head.found = (row.id, row.space, row.branch) == (head.branch.head.id, head.branch.space, head.branch.name)
         try:
             states.check_row(self.task, row)
-            self._roots.update(_names(row.refs))
+            self._roots.update(names_in(row.refs))
         except NewerFormat as error:
             # Its form is not known here, so neither is whether it is whole: no word against it.
             self.bad_checkpoints[row.seq] = None
@@ -332,7 +336,7 @@ class Audit:
                 if name not in self.bad_objects:
                     missing.append(name)
                 continue
-            for child in _names(refs):
+            for child in names_in(refs):
                 if child not in reached:
                     reached.add(child)
                     todo.append(child)
@@ -347,7 +351,7 @@ class Audit:
         found = set(roots)
         todo = list(found)
         while todo:
-            for child in _names(self._refs.get(todo.pop(), b"")):
+            for child in names_in(self._refs.get(todo.pop(), b"")):
                 if child not in found:
                     found.add(child)
                     todo.append(child)
@@ -366,7 +370,7 @@ class Audit:
             return
         parents: dict[bytes, list[bytes]] = {}
         for name, refs in self._refs.items():
-            for child in _names(refs):
+            for child in names_in(refs):
                 parents.setdefault(child, []).append(name)
         for bad in self.bad_objects:
             todo, seen = [bad], {bad}
@@ -398,7 +402,7 @@ class Audit:
     def _blamed(self, refs: bytes) -> set[bytes]:
         found: set[bytes] = set()
         if self._blame:
-            for name in _names(refs):
+            for name in names_in(refs):
                 found |= self._blame.get(name, set())
         return found
 
@@ -509,7 +513,3 @@ class Audit:
 
 def _object_name(name: bytes) -> str:
     return f"object {name.hex()}"
-
-
-def _names(refs: bytes) -> list[bytes]:
-    return [refs[i : i + 16] for i in range(0, len(refs), 16)]
