@@ -356,9 +356,10 @@ class Numbers(msgspec.Struct, frozen=True):
     position: int = 0
 
 
-class Lost(msgspec.Struct, frozen=True):
+class Lost(_Row, frozen=True):
     """Something that is in a store and cannot be read: what it is, where it lies, and why."""
 
+    SHOWN: ClassVar[tuple[str, ...]] = ("what", "where", "why")
     what: str
     """``checkpoint 43``, ``call 12``, ``object 1f…``, ``branch 'main'``, or ``rows`` of a kind where not even that is known."""
     where: str
@@ -375,9 +376,10 @@ class Lost(msgspec.Struct, frozen=True):
     """Of an object."""
 
 
-class Aside(msgspec.Struct, frozen=True):
+class Aside(_Row, frozen=True):
     """A row or object that repair takes out of the way."""
 
+    SHOWN: ClassVar[tuple[str, ...]] = ("kind", "why")
     kind: str
     """``checkpoint``, ``call``, ``pause``, ``object`` or ``branch``."""
     key: Any

@@ -7,6 +7,7 @@ that a pid is never somebody else's. Run as a file, this module is the server.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import pickle
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _SIZE = struct.Struct(">I")
@@ -70,6 +71,10 @@ class Channel:
 
 class ChildError(AssertionError):
     """The child raised, or ended otherwise than it should."""
+
+
+class ServerGone(OSError):
+    """The process that forks the children has ended, and its children with it."""
 
 
 class Child:
@@ -180,16 +185,26 @@ class Server:
         assert self._channel.receive() == "ready"
 
     def ask(self, *message: Any) -> Any:
-        self._channel.send(message)
-        return self._channel.receive()
+        with self._there():
+            self._channel.send(message)
+            return self._channel.receive()
 
     def start(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Child:
         mine, its = socket.socketpair()
-        with its, self._channel.whole() as control:
+        channel = Channel(mine)
+        with its, self._channel.whole() as control, self._there():
             self._channel.send(("start", fn.__module__, fn.__qualname__, args, kwargs))
             socket.send_fds(control, [b"."], [its.fileno()])
             pid = self._channel.receive()
-        return Child(self, pid, Channel(mine), f"{fn.__qualname__}{args}")
+        return Child(self, pid, channel, f"{fn.__qualname__}{args}")
+
+    @contextlib.contextmanager
+    def _there(self) -> Iterator[None]:
+        try:
+            yield
+        except (BrokenPipeError, EOFError) as error:
+            # All tests that share it fail from here on; this tells what of.
+            raise ServerGone(f"the server of children has ended: status {self.process.wait()}") from error
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a function in a child to its end, and return what it returned."""

@@ -60,6 +60,7 @@ def filled(cls, text):
                 "numbers": Numbers,
                 **dict.fromkeys(("branches", "checkpoints"), tuple),
                 "seqs": tuple,
+                "key": int,
                 "existed": bool,
             }[f.name]()
     return cls(**given)
