@@ -517,20 +517,31 @@ def switch(cp: Checkpointer, row: TaskRow, name: str, of: Guard) -> CheckpointRo
         raise no_branch(row.task, name)
     head = body(cp, row.task, there.head.seq)
     own = guard_in(state)
-    guard = _to_return(found, there, head.step, own)
+    guard = _to_return(cp, found, there, head.step, own)
     patch = TaskPatch(branch=name, reason=f"switched to branch {name}")
     if guard > own:
         return under_guard(cp, row.task, head, guard, of=of, patch=patch)
     cp.store.commit(Commit(task=row.task, id=new_id(), guard=of, stands_on=there.head, patch=patch))
     # From now on what this branch needs is kept; a clean-up may have come in between.
-    guard = _to_return(survey(cp, row), there, head.step, own)
+    guard = _to_return(cp, survey(cp, row), there, head.step, own)
     return under_guard(cp, row.task, head, guard, of=of) if guard > own else head
 
 
-def _to_return(found: Survey, there: BranchRow, step: int, own: int) -> int:
+def _to_return(cp: Checkpointer, found: Survey, there: BranchRow, step: int, own: int) -> int:
+    beside: set[int] = set()
+    if any(b.line != there.line for b in found.branches):
+        beside = recovery.beside(found.branches, {b.name: _guard_at(cp, found.task, b) for b in found.branches}, there)
     return recovery.guard_to_return(
-        found.whole, found.branches, found.calls, there, step, own, lost_calls=found.lost_calls, torn=found.torn
+        found.whole, found.branches, found.calls, there, step, own, lost_calls=found.lost_calls, torn=found.torn, beside=beside
     )
+
+
+def _guard_at(cp: Checkpointer, task: str, branch: BranchRow) -> int | None:
+    """The guard of its head, without decoding the state; None if it cannot be read."""
+    try:
+        return states.guard_of(body(cp, task, branch.head.seq))
+    except (Damaged, NewerFormat, NotFound, UsageError):
+        return None
 
 
 def body(cp: Checkpointer, task: str, seq: int) -> CheckpointRow:

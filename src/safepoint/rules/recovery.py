@@ -7,7 +7,7 @@ whose seal is broken.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -168,12 +168,26 @@ def guard_to_return(
     *,
     lost_calls: bool,
     torn: Sequence[CheckpointRow] = (),
+    beside: Collection[int] = (),
 ) -> int:
     """The guard of a branch that is made the current one again, as it stands: retention has kept only what the current one of its
-    line needed meanwhile."""
+    line needed meanwhile, and what was done on the lines ``beside`` it is not on its record."""
+    guard = own_guard
+    if beside and (reached := reach(rows, branches, calls, beside)) > step:
+        guard = max(guard, reached)
     if lost_calls or has_gap(rows, branches, branch.line, step, torn):
-        return max(own_guard, reach(rows, branches, calls, {branch.line}))
-    return own_guard
+        guard = max(guard, reach(rows, branches, calls, {branch.line}))
+    return guard
+
+
+def beside(branches: Iterable[BranchRow], guards: Mapping[str, int | None], there: BranchRow) -> set[int]:
+    """The other journal lines of a task that count for a branch: what was done on them was done for it too.
+
+    All but those that were begun with ``fresh``, on which all is made anew. Such a one forks from another, and no branch of it
+    stands under a guard (0 in ``guards``; None: that cannot be read).
+    """
+    counts = {b.line for b in branches if b.forked_from is None or guards.get(b.name) != 0}
+    return counts - {there.line} if there.line in counts else set()
 
 
 def only_fell_back(rows: Sequence[CheckpointRow], branches: Iterable[BranchRow], left: BranchRow, to: str) -> bool:

@@ -1,0 +1,105 @@
+"""Going over to a branch with a journal of its own: what others of the task have done meanwhile is not made again by itself."""
+
+import io
+from collections import Counter
+
+import pytest
+
+import safepoint
+from safepoint import Done, InDoubt, NotDone, tool
+
+MADE: Counter[str] = Counter()
+
+
+@pytest.fixture(autouse=True)
+def _none_made():
+    MADE.clear()
+
+
+@tool(name="orders.place")
+def place(item: str) -> str:
+    MADE[item] += 1
+    return f"order of {item}"
+
+
+def work(cp, upto, **options):
+    with cp.resume("t", **options) as run:
+        while run.state.step < upto:
+            run.call(place, f"part {run.state.step}")
+            run.save()
+
+
+def finish_with_a_person(cp, upto, **options):
+    """The same, and a person who looks at what is in doubt, and says what is true."""
+    asked = []
+    while True:
+        try:
+            return work(cp, upto, **options) or asked
+        except InDoubt as doubt:
+            for no in doubt.details["calls"]:
+                (call,) = [c for c in cp.calls("t") if c.no == no]
+                item = call.arguments["item"]
+                asked.append(item)
+                cp.resolve("t", no, Done(f"order of {item}") if MADE[item] else NotDone())
+            options = {}
+
+
+def parts(*numbers):
+    return [f"part {n}" for n in numbers]
+
+
+def test_back_to_what_a_blocked_rewind_had_left(cp):
+    work(cp, 1)
+    cp.rewind("t", 1, journal="block")
+    assert finish_with_a_person(cp, 3) == parts(0, 1)  # the last: that which the others stand before, and may have begun
+    cp.rewind("t", branch="main")
+    assert finish_with_a_person(cp, 5) == parts(1, 2, 3)
+    assert all(n == 1 for n in MADE.values())
+
+
+def test_over_to_a_blocked_fork_that_others_went_past(cp):
+    work(cp, 1)
+    cp.fork("t", 1, name="aside", journal="block")
+    work(cp, 3)
+    assert finish_with_a_person(cp, 5, branch="aside") == parts(0, 1, 2, 3)
+    assert all(n == 1 for n in MADE.values())
+
+
+def test_over_to_a_branch_of_the_line_that_was_left(cp):
+    work(cp, 1)
+    cp.rewind("t", 1, journal="block")
+    assert finish_with_a_person(cp, 3) == parts(0, 1)
+    cp.fork("t", 2, name="aside")
+    assert finish_with_a_person(cp, 5, branch="aside") == parts(1, 2, 3)
+    assert all(n == 1 for n in MADE.values())
+
+
+def test_over_to_an_imported_branch(cp):
+    file = io.BytesIO()
+    with safepoint.open("memory://") as other:  # another life of the task, of which this one knows nothing
+        work(other, 1)
+        other.export("t", file, seq=2)
+    MADE.clear()
+    work(cp, 3)
+    branch = cp.import_(io.BytesIO(file.getvalue())).branch
+    assert finish_with_a_person(cp, 5, branch=branch) == parts(1, 2, 3)
+    assert all(n == 1 for n in MADE.values())
+
+
+def test_a_fresh_fork_makes_all_anew(cp):
+    work(cp, 3)
+    cp.fork("t", 1, name="trial", journal="fresh")
+    assert finish_with_a_person(cp, 4, branch="trial") == []
+    assert finish_with_a_person(cp, 5, branch="main") == []
+    assert [MADE[p] for p in parts(0, 1, 2, 3, 4)] == [2, 2, 2, 2, 1]
+
+
+def test_ahead_of_all_others_nobody_is_asked(cp):
+    work(cp, 1)
+    cp.fork("t", 1, name="aside", journal="block")
+    work(cp, 3)
+    assert finish_with_a_person(cp, 5, branch="aside") == parts(0, 1, 2, 3)
+    cp.rewind("t", 4)
+    cp.rewind("t", branch="aside")
+    assert cp.plan("t").guard == 0
+    assert finish_with_a_person(cp, 6) == []
