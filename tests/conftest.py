@@ -1,5 +1,6 @@
 """What holds for every test: Hypothesis profiles, a clean environment, and soak tests only in soak."""
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -30,6 +31,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if soak:
         config.hook.pytest_deselected(items=soak)
         items[:] = [item for item in items if not item.get_closest_marker("soak")]
+
+
+def pytest_collection_finish() -> None:
+    """Take what was collected out of sight of the garbage collector: going through five thousand tests takes a quarter of a
+    second, each time that a test collects what a dead run leaves behind."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
