@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from safepoint import recovering
 from safepoint.checking import check_number
 from safepoint.codec import states
-from safepoint.errors import Damaged, NotFound, SafepointError, UsageError
+from safepoint.errors import Conflict, Damaged, NotFound, SafepointError, UsageError
 from safepoint.model import Call, Checkpoint, State, check_id, from_us, now, to_us
 from safepoint.restoring import Wish
 from safepoint.rows import BranchRow, CallRow, CheckpointRow, TaskPatch, TaskRow
@@ -255,6 +255,8 @@ class BranchVerbs:
         chosen = recovering.body(cp, task_id, row.head.seq if seq is None else seq)
         own = recovering.guard_in(self._load(task_id, seq=chosen.seq))
         found = recovering.survey(cp, row)
+        if name is not None and found.branch(name) is not None:
+            raise Conflict(f"task {task_id!r} has a branch {name!r} already", "", "Choose another name.", task=task_id)
         left = found.branch(chosen.branch)
         known = own if left is None or left.head.seq == chosen.seq else recovering.guard_of_head(cp, task_id, chosen.branch)
 

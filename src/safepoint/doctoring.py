@@ -172,7 +172,9 @@ def _advice(
     if facts.get("calls"):
         doubtful = [no for no, _, status in facts["calls"] if status == "in_doubt"]
         if doubtful:
-            found.append(f"calls in doubt wait for a person: `safepoint resolve {task} {doubtful[0]}`")
+            found.append(
+                f"calls in doubt wait for a person: `safepoint resolve {task} {doubtful[0]} --done JSON`, or `--not-done`"
+            )
     if facts["pauses"]:
         found.append(f"a question waits for an answer: `safepoint pauses {task}`")
     return tuple(found)

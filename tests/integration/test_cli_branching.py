@@ -72,7 +72,8 @@ def test_fork(sp):
     assert sp("fork", "t@2", "try")[:2] == (0, "branch try of t begins at t@5, from 2\n")
     code, data = sp("fork", "t", as_json=True)
     assert (code, data["checkpoint"]["branch"], data["checkpoint"]["parent_seq"]) == (0, "main~1", 4)
-    assert sp("fork", "t", "try")[0] == 2
+    code, _, err = sp("fork", "t", "try")
+    assert (code, err.splitlines()[0]) == (2, "error: task 't' has a branch 'try' already")
 
 
 def test_what_is_refused_changes_nothing(sp, url, monkeypatch):

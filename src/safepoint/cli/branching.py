@@ -65,7 +65,7 @@ def _ask(cp: PlainCheckpointer, task: str, seq: int | None, branch: str | None, 
 
 @cli.command()
 @click.argument("checkpoint", metavar="TASK[@SEQ]")
-@click.argument("branch", metavar="NAME", required=False)
+@click.argument("branch", metavar="[NAME]", required=False)
 @journal
 @common
 def fork(checkpoint: str, branch: str | None, journal: Any) -> None:

@@ -14,9 +14,10 @@ from click.termui import edit as in_editor
 
 from safepoint.cli import facts
 from safepoint.cli.app import as_json, cli, common, opened
+from safepoint.cli.ending import STORE
 from safepoint.cli.opening import split_at
 from safepoint.cli.screen import Screen
-from safepoint.cli.text import name
+from safepoint.cli.text import command, name, shell
 from safepoint.errors import SafepointError, UsageError
 
 
@@ -59,7 +60,8 @@ def edit(checkpoint: str, source: str | None) -> None:
             header = cp.edit(task, pen, seq=seq)
         except (SafepointError, click.ClickException):
             if pen.kept:
-                click.echo(f"the edited text is kept: safepoint edit {checkpoint} --from {pen.path}", err=True)
+                to = command(click.get_current_context().meta.get(STORE))
+                click.echo(f"the edited text is kept: {to} edit --from {shell(pen.path)} {shell(checkpoint)}", err=True)
             raise
         pen.drop()
     _said(task, None if header is None else facts.header(header))

@@ -10,8 +10,9 @@ from typing import Any
 import click
 
 from safepoint.cli.app import as_json, cli, common, opened, yes
+from safepoint.cli.ending import STORE
 from safepoint.cli.screen import Column, Screen, Styled
-from safepoint.cli.text import clean, clock, iso, name, shell, size
+from safepoint.cli.text import clean, clock, command, in_shell, iso, name, shell, size
 from safepoint.codec import to_json
 from safepoint.doctoring import Doctor
 from safepoint.integrity import Repair
@@ -228,7 +229,7 @@ def _show(screen: Screen, v: Verification, task: str | None) -> None:
     for note in v.notes:
         screen.line(f"note: {note}")
     if not v.ok:
-        hint = f"safepoint repair{'' if task is None else ' ' + shell(task)}"
+        hint = f"{command(click.get_current_context().meta.get(STORE))} repair{'' if task is None else ' ' + shell(task)}"
         click.echo(f"{hint} makes a store of what is whole.", err=True)
 
 
@@ -308,4 +309,4 @@ def _examined(screen: Screen, d: Doctor) -> None:
     if d.advice:
         screen.line()
         for text in d.advice:
-            screen.line(text)
+            screen.line(in_shell(text, click.get_current_context().meta.get(STORE)))

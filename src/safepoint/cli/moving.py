@@ -135,7 +135,7 @@ def import_(file: str, task: str | None) -> None:
 @cli.command()
 @click.argument("a", metavar="TASK@A")
 @click.argument("b", metavar="[TASK@B|B]", required=False)
-@click.option("--patch", is_flag=True, help="Print a JSON Patch (RFC 6902) on the form that `show --json` has.")
+@click.option("--patch", is_flag=True, help="Print a JSON Patch (RFC 6902) on the `state` of `show --raw`.")
 @common
 def diff(a: str, b: str | None, patch: bool) -> None:
     """Say what leads from one checkpoint to another.

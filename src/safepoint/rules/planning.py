@@ -101,7 +101,8 @@ class Plan:
 
     def __str__(self) -> str:
         at = f" from {self.task_id}@{self.seq}, step {self.step}" if self.seq is not None else ""
-        lines = [f"{self.task_id} is {self.status}; a resume would {self.does}{at}{': ' + self.why if self.why else ''}"]
+        does = {"nothing": "do nothing", "refused": "be refused"}.get(self.does, self.does)
+        lines = [f"{self.task_id} is {self.status}; a resume would {does}{at}{': ' + self.why if self.why else ''}"]
         lines += [f"  {c.seq} is passed over: {c.problem}" for c in self.candidates if c.problem and c.seq > (self.seq or 0)]
         if self.guard > self.step:
             lines.append(f"  below step {self.guard} no write is made that is not on record")
