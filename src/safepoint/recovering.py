@@ -489,7 +489,7 @@ def under_guard(
         states.with_guard(row, guard),
         id=new_id(),
         parent_seq=row.seq,
-        label="under guard",
+        label=recovery.UNDER_GUARD,
         created_at=to_us(now()),
         metrics=b"",
         pinned=False,
@@ -528,11 +528,9 @@ def switch(cp: Checkpointer, row: TaskRow, name: str, of: Guard) -> CheckpointRo
 
 
 def _to_return(cp: Checkpointer, found: Survey, there: BranchRow, step: int, own: int) -> int:
-    beside: set[int] = set()
-    if any(b.line != there.line for b in found.branches):
-        beside = recovery.beside(found.branches, {b.name: _guard_at(cp, found.task, b) for b in found.branches}, there)
+    guards = {b.name: _guard_at(cp, found.task, b) for b in found.branches} if len(found.branches) > 1 else {}
     return recovery.guard_to_return(
-        found.whole, found.branches, found.calls, there, step, own, lost_calls=found.lost_calls, torn=found.torn, beside=beside
+        found.whole, found.branches, found.calls, there, step, own, lost_calls=found.lost_calls, torn=found.torn, guards=guards
     )
 
 

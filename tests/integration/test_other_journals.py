@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 import safepoint
-from safepoint import Done, InDoubt, NotDone, tool
+from safepoint import Damaged, Done, InDoubt, NotDone, recovering, tool
 
 MADE: Counter[str] = Counter()
 
@@ -103,3 +103,57 @@ def test_ahead_of_all_others_nobody_is_asked(cp):
     cp.rewind("t", branch="aside")
     assert cp.plan("t").guard == 0
     assert finish_with_a_person(cp, 6) == []
+
+
+def spoil(cp, monkeypatch, *seqs):
+    """The bodies of these checkpoints are damaged from now on."""
+    read = cp.store.read
+
+    def spoilt(task, **selector):
+        found = read(task, **selector)
+        if found is not None and found[0].seq in seqs:
+            raise Damaged(f"checkpoint {found[0].seq} of task {task!r} is damaged", "", "", task=task)
+        return found
+
+    monkeypatch.setattr(cp.store, "read", spoilt)
+
+
+def test_a_guard_that_came_with_a_new_head_outlives_that_head(cp, monkeypatch):
+    work(cp, 1)
+    cp.fork("t", 1, name="aside", journal="block")
+    work(cp, 3)
+    guarded = cp.rewind("t", branch="aside")
+    assert (guarded.label, cp.plan("t").guard) == ("under guard", 4)
+    spoil(cp, monkeypatch, guarded.seq)
+    assert finish_with_a_person(cp, 5) == parts(0, 1, 2, 3)
+    assert all(n == 1 for n in MADE.values())
+
+
+def test_a_guard_over_several_lines_outlives_a_head_that_is_lost(cp, monkeypatch):
+    work(cp, 1)
+    cp.rewind("t", 1, journal="block")  # 3, on main~1
+    cp.rewind("t", branch="main")
+    work(cp, 3)
+    head = cp.rewind("t", 3)  # on main~2, under a guard for what main has done
+    assert cp.plan("t").guard == 4
+    spoil(cp, monkeypatch, head.seq)
+    assert finish_with_a_person(cp, 5) == parts(0, 1, 2, 3)
+    assert all(n == 1 for n in MADE.values())
+
+
+def test_back_from_a_branch_under_a_guard_on_the_same_line(cp, monkeypatch):
+    """Why it stands under a guard, nobody knows any more: records may have been lost that were mended since."""
+    work(cp, 2)
+    survey = recovering.survey
+    with monkeypatch.context() as m:
+
+        def lost(cp, row):
+            found = survey(cp, row)
+            found.lost_calls = True
+            return found
+
+        m.setattr(recovering, "survey", lost)
+        cp.rewind("t", 2)
+    assert cp.plan("t").guard == 3
+    cp.rewind("t", branch="main")
+    assert cp.plan("t").guard == 3

@@ -17,6 +17,9 @@ Journal = Literal["inherit", "block", "fresh"]
 JOURNALS: tuple[str, ...] = ("inherit", "block", "fresh")
 MODES: tuple[str, ...] = ("auto", "manual", "strict")
 
+UNDER_GUARD = "under guard"
+"""The label of a checkpoint that is the one below it, under a guard."""
+
 _AUTOMATIC = re.compile(r"(.+)~\d+\Z", re.DOTALL)
 
 
@@ -168,13 +171,20 @@ def guard_to_return(
     *,
     lost_calls: bool,
     torn: Sequence[CheckpointRow] = (),
-    beside: Collection[int] = (),
+    guards: Mapping[str, int | None] | None = None,
 ) -> int:
     """The guard of a branch that is made the current one again, as it stands: retention has kept only what the current one of its
-    line needed meanwhile, and what was done on the lines ``beside`` it is not on its record."""
-    guard = own_guard
-    if beside and (reached := reach(rows, branches, calls, beside)) > step:
-        guard = max(guard, reached)
+    line needed meanwhile.
+
+    Args:
+        guards: Of the heads of all branches, by name; None for one that cannot be read. Why another branch of this line stands
+            under one may not be seen any more; and what was done on other lines is not on the record of this one.
+    """
+    guard, guards = own_guard, guards or {}
+    like = max((guards.get(b.name) or 0 for b in branches if b.line == branch.line), default=0)
+    others = beside(branches, guards, branch) if guards else set()
+    done = reach(rows, branches, calls, others) if others else 0
+    guard = max([guard, *(g for g in (like, done) if g > step)])
     if lost_calls or has_gap(rows, branches, branch.line, step, torn):
         guard = max(guard, reach(rows, branches, calls, {branch.line}))
     return guard
@@ -259,6 +269,11 @@ def course(
     if journal == "block":
         return Course(None, reach(rows, branches, calls, lines), "the journal of the branch that was left is blocked")
     line = home.line if home is not None else 1
+    hidden = left_guard is None and (
+        left is None
+        or not only_fell_back(rows, branches, left, chosen.branch)
+        or any(r.label == UNDER_GUARD and r.seq > chosen.seq for r in (*rows, *torn))
+    )
     why = ""
     if older is not None:
         why = "the store is older than what it acknowledged, and what was done since is on no record"
@@ -268,8 +283,10 @@ def course(
         why = "the branch that was left has a journal of its own"
     elif left is None or has_gap(rows, branches, line, chosen.step, torn):
         why = "checkpoints in between have been deleted or lost, and the records of their calls with them"
-    elif left_guard is None and not only_fell_back(rows, branches, left, chosen.branch):
+    elif hidden:
         why = "what was left cannot be read, and may have stood under a guard"
+    if hidden:
+        lines |= {b.line for b in branches}  # that guard may have been for what was done on any of them
     mine = reach(rows, branches, calls, lines) if why else 0
     if older is not None:
         mine += (older + 1) * stride(rows)  # steps that were done and are on no record at all
