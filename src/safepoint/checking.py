@@ -10,6 +10,8 @@ from safepoint.codec.registry import Registry
 from safepoint.errors import UsageError
 from safepoint.model import Retention, State, a_type
 from safepoint.rules.health import checks
+from safepoint.stores.base import Store
+from safepoint.stores.url import open_store
 
 OPEN_OPTIONS = (
     "retention", "types", "trust", "schema_version", "migrations", "durability", "lease", "redact", "state_type", "health", "timeout",
@@ -54,6 +56,19 @@ def checked_options(**given: Any) -> dict[str, Any]:
         raise UsageError("open(schema_version=) must be an int of at least 1", "", "Number your schemas 1, 2, 3 …")
     given["health"] = checks(given["health"], "open(health=)")
     return given
+
+
+def store_of(verb: str, where: object) -> tuple[Store, bool]:
+    """The store that a verb was given as a URL, a store or a checkpointer; and whether it was opened here, and is to be closed."""
+    if isinstance(where, str):
+        return open_store(where), True
+    where = getattr(where, "sync", where)  # of an AsyncCheckpointer
+    store = where if isinstance(where, Store) else getattr(where, "store", None)
+    if not isinstance(store, Store):
+        raise UsageError(
+            f"{verb} was given no store", f"it was given {a_type(where)}", "Pass a URL, a store or a checkpointer."
+        )
+    return store, False
 
 
 def needs_state(verb: str, state: object) -> None:

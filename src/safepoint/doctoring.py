@@ -11,6 +11,7 @@ from safepoint.errors import Damaged, NotFound, SafepointError
 from safepoint.model import Retention, check_id, from_us
 from safepoint.rules import examining, health, planning
 from safepoint.rules.examining import FieldReport, Repeat, Size
+from safepoint.rules.recovery import lineage
 from safepoint.stores.base import Store
 
 __all__ = ["Doctor", "DoctorVerbs"]
@@ -33,7 +34,7 @@ class Doctor:
     step: int
     saved_at: datetime | None
     skipped: tuple[tuple[int, str], ...] = ()
-    """Newer ones of the branch that do not load, and why."""
+    """Newer ones that the branch goes back over and that do not load, and why."""
     recovery: dict[str, Any] | None = None
     """What the checkpoint records of how its run was restored."""
     requires: tuple[FieldReport, ...] = ()
@@ -78,7 +79,7 @@ class DoctorVerbs:
         what would save room, and what the task waits for. No class is needed and none is made; nothing is changed.
 
         Raises:
-            NotFound: no such task.
+            NotFound: no such task. Damaged: not even the rows of the task can be read; ``verify`` says what is left.
         """
         store = self.store
         row = store.task(check_id(task_id))
@@ -105,12 +106,12 @@ class DoctorVerbs:
             pass  # verify tells what is wrong with them
         skipped: list[tuple[int, str]] = []
         tree: dict[str, Any] | None = None
-        wanted = [h for h in headers if h.branch == row.branch and h.kind != "failure"] or headers
         chosen = None
         stored = 0
-        for header in wanted:
+        # As recovery goes back: also to the branches that this one came from.
+        for seq in lineage(headers, store.branches(task_id), row.branch):
             try:
-                found = store.read(task_id, seq=header.seq)
+                found = store.read(task_id, seq=seq)
                 if found is None:
                     continue
                 states.check_row(task_id, found[0])
@@ -119,7 +120,7 @@ class DoctorVerbs:
                 stored = len(chosen.root) + sum(len(o.data) + len(o.refs) for o in found[1].values())
                 break
             except SafepointError as error:
-                skipped.append((header.seq, error.why or error.what))
+                skipped.append((seq, error.why or error.what))
         facts["skipped"] = tuple(skipped)
         if tree is None or chosen is None:
             return Doctor(seq=None, step=0, saved_at=None, advice=_advice(facts, (), (), ()), **facts)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from safepoint.checking import store_of
 from safepoint.codec import chunks
 from safepoint.doctoring import DoctorVerbs
 from safepoint.editing import EditingVerbs
@@ -16,7 +17,9 @@ from safepoint.rows import Aside, Lost
 from safepoint.rules.mending import FellBack, Mended, mend
 from safepoint.rules.verifying import Audit, BranchReport, Damage, Note, Verification, spans
 from safepoint.stores.base import Store
-from safepoint.stores.url import open_store
+
+if TYPE_CHECKING:
+    from safepoint.checkpointer import Checkpointer
 
 __all__ = ["IntegrityVerbs", "Progress", "Repair", "audit_task"]
 
@@ -92,7 +95,7 @@ class IntegrityVerbs(DoctorVerbs, EditingVerbs):
         self,
         task_id: str | None = None,
         *,
-        into: str | Store | None = None,
+        into: str | Store | Checkpointer | None = None,
         in_place: bool = False,
         progress: Progress | None = None,
     ) -> Repair:
@@ -106,7 +109,7 @@ class IntegrityVerbs(DoctorVerbs, EditingVerbs):
 
         Args:
             task_id: Only this one.
-            into: An empty store, or its URL.
+            into: An empty store, its URL or its checkpointer.
 
         Raises:
             NotFound: no such task. LeaseHeld: a live run holds it (in place only). Conflict: it has changed meanwhile.
@@ -121,7 +124,9 @@ class IntegrityVerbs(DoctorVerbs, EditingVerbs):
         try:
             repaired = Repair(url=target.url, in_place=False, backup=None)
             for name in self._names(task_id, repaired):
-                _repair_into(self.store, target, name, repaired, progress)
+                there = _repair_into(self.store, target, name, repaired, progress)
+                if not there and task_id is not None:  # else it was deleted meanwhile
+                    raise self._no_task(name)
             if task_id is None:
                 repaired.left_behind += [
                     str(lost.what) + (f" ({lost.where})" if lost.where else "")
@@ -143,7 +148,7 @@ class IntegrityVerbs(DoctorVerbs, EditingVerbs):
             else:
                 yield name
 
-    def _target(self, into: str | Store | None) -> tuple[Store, bool]:
+    def _target(self, into: str | Store | Checkpointer | None) -> tuple[Store, bool]:
         next(iter(self.store.walk_tasks()), None)  # a store that is closed says so before another is made; damage may be
         if into is None:
             into = self.store.beside(".repaired")
@@ -151,8 +156,7 @@ class IntegrityVerbs(DoctorVerbs, EditingVerbs):
                 raise UsageError(
                     f"there is no place beside {self.store.url}", "", 'Name an empty store: into="sqlite:///repaired.db".'
                 )
-        own = not isinstance(into, Store)
-        target = open_store(into)
+        target, own = store_of("repair(into=)", into)
         if target.tasks(limit=1):
             url = target.url
             if own:
@@ -174,9 +178,12 @@ class IntegrityVerbs(DoctorVerbs, EditingVerbs):
         for name in self._names(task_id, repaired):
             audit = audit_task(store, name, True, _ticker(progress))
             if not audit.parts:
+                if task_id is None:
+                    continue  # deleted meanwhile
                 raise self._no_task(name)
             repaired.tasks += 1
             if not audit.damages:
+                repaired.checkpoints += audit.checkpoints
                 continue
             unread = next((d for d in audit.damages if _unread(d, store)), None)
             if unread is not None:
@@ -236,6 +243,7 @@ class Repair:
 
     def take(self, audit: Audit, mended: Mended) -> None:
         task = audit.task
+        self.checkpoints += len(mended.image.checkpoints)
         self.damages += audit.damages
         self.fell_back += mended.fell_back
         for name, numbers in (
@@ -259,11 +267,12 @@ class Repair:
         return "\n".join(lines)
 
 
-def _repair_into(store: Store, target: Store, task: str, repaired: Repair, progress: Progress | None) -> None:
+def _repair_into(store: Store, target: Store, task: str, repaired: Repair, progress: Progress | None) -> bool:
+    """False if there is nothing of such a task."""
     for _ in range(_TRIES):
         audit = audit_task(store, task, True, _ticker(progress))
         if not audit.parts:
-            raise NotFound(f"task {task!r} does not exist", "", "See `safepoint ls`.", task=task)
+            return False
         mended = mend(audit, lambda: store.walk(task), to_us(now()))
         if not mended.moved:
             break
@@ -273,8 +282,8 @@ def _repair_into(store: Store, target: Store, task: str, repaired: Repair, progr
         )
     target.write_task(mended.image)
     repaired.tasks += 1
-    repaired.checkpoints += len(mended.image.checkpoints)
     repaired.take(audit, mended)
+    return True
 
 
 def _unread(damage: Damage, store: Store) -> bool:

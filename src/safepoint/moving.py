@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from safepoint import _probe, imaging, portable, portable_io
 from safepoint._version import __version__
-from safepoint.checking import check_number
+from safepoint.checking import check_number, store_of
 from safepoint.codec import chunks, states
 from safepoint.errors import Conflict, Damaged, LeaseHeld, NewerFormat, NotFound, SafepointError, UsageError
 from safepoint.model import check_id
@@ -22,7 +22,6 @@ from safepoint.rows import CallRow, CallWrite, CheckpointRow, Commit, Image, Pau
 from safepoint.rules.journal import UNASKED
 from safepoint.stores import holder
 from safepoint.stores.base import Store
-from safepoint.stores.url import open_store
 
 if TYPE_CHECKING:
     from safepoint.checkpointer import Checkpointer
@@ -149,7 +148,7 @@ class MovingVerbs:
             raise UsageError(f"copy_to(held={held!r})", "there is no such way", "Use 'copy' or 'refuse'.")
         if task_id is not None and self.store.task(check_id(task_id)) is None and not _left_of(self.store, task_id):
             raise self._no_task(task_id)
-        target, own = _target(other)
+        target, own = store_of("copy_to", other)
         done: list[TaskCopy] = []
         problems: list[SafepointError] = []
         try:
@@ -339,16 +338,6 @@ def _imported(content: Content, result: Any, branch: str, seq: int | None) -> Im
 
 
 # -- copying
-
-
-def _target(other: Any) -> tuple[Store, bool]:
-    if isinstance(other, str):
-        return open_store(other), True
-    other = getattr(other, "sync", other)  # of an AsyncCheckpointer
-    store = other if isinstance(other, Store) else getattr(other, "store", None)
-    if not isinstance(store, Store):
-        raise UsageError("copy_to was given no store", "", "Pass a URL, a store or a checkpointer.")
-    return store, False
 
 
 def _names(store: Store) -> list[str]:

@@ -234,6 +234,32 @@ def test_a_task_that_goes_on_while_it_is_repaired_is_whole_in_the_copy(cp, tmp_p
         assert two.load_latest("t").messages == cp.load_latest("t").messages
 
 
+def test_a_repair_says_how_many_checkpoints_are_whole(sqlite, tmp_path):
+    made(sqlite, n=3)
+    made(sqlite, "u", n=2)
+    assert sqlite.repair(in_place=True).checkpoints == 5
+    with opened(f"sqlite:///{tmp_path}/other.db") as other:
+        assert sqlite.repair(into=other).checkpoints == 5
+        assert other.verify().ok
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_task_that_is_deleted_meanwhile_stops_no_repair_of_the_others(sqlite, tmp_path, monkeypatch, in_place):
+    made(sqlite, n=2)
+    made(sqlite, "u", n=2)
+    walk = sqlite.store.walk_tasks
+
+    def late():
+        for name in walk():
+            if name == "t":
+                sqlite.delete_task("t")
+            yield name
+
+    monkeypatch.setattr(sqlite.store, "walk_tasks", late)
+    done = sqlite.repair(in_place=True) if in_place else sqlite.repair(into=f"sqlite:///{tmp_path}/other.db")
+    assert (done.tasks, done.checkpoints) == (1, 2)
+
+
 def test_what_belongs_to_no_task_goes_to_the_quarantine(sqlite):
     made(sqlite, "t")
     made(sqlite, "u")

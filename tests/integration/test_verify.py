@@ -78,6 +78,23 @@ def test_of_one_task_it_says_what_loads(cp):
     assert branch.newest_good == 6
 
 
+def test_doctor_looks_where_recovery_goes_back_to(cp):
+    if not cp.store.chunked:
+        pytest.skip("chunked is False")
+    made(cp)
+    cp.rewind("t", 3)
+    state = cp.load_latest("t")
+    state.messages.append({"role": "user", "content": "on the new branch " * 40})
+    cp.save(state)
+    at = cp.status("t").seq
+    spoil(cp, "t", b"on the new branch", seq=at)
+    assert cp.doctor("t").seq == at - 1, "the rewind's own"
+    spoil(cp, "t", b"message 2", seq=3)
+    found = cp.doctor("t")
+    assert (found.branch, found.head, found.seq) == ("main~1", at, 2)
+    assert [seq for seq, _ in found.skipped] == [at, at - 1, 3]
+
+
 def test_there_is_no_such_task(cp):
     with pytest.raises(NotFound):
         cp.verify("t")

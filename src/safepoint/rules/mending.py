@@ -216,7 +216,7 @@ def _place(
             continue
         mine = [r for r in rows if (r.space, r.branch) == (branch.space, branch.name) and r.kind != "failure"]
         if mine:
-            kept.append(replace_head(branch, mine[-1]))
+            kept.append(replace(branch, head=Head(mine[-1].seq, mine[-1].id)))
         lost = None if whole else branch.head.seq or None
         chosen = head if whole else _before(branch, branches, rows, own, mine)
         if chosen is None:
@@ -274,10 +274,6 @@ def _guard(row: CheckpointRow) -> int:
     """The guard that a checkpoint stands under."""
     parts = msgspec.msgpack.decode(row.root, type=dict[str, msgspec.Raw])
     return int(msgspec.msgpack.decode(parts["guard"])) if "guard" in parts else 0
-
-
-def replace_head(branch: BranchRow, row: CheckpointRow) -> BranchRow:
-    return replace(branch, head=Head(row.seq, row.id))
 
 
 def _before(
