@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from safepoint.codec import MAX_DEPTH, Resource, values
+from safepoint.codec.classes import held_by
 from safepoint.codec.kinds import key_text
 from safepoint.errors import CallFailed, NotFound, RefusedType, RunEnded, SafepointError, UsageError
 from safepoint.model import a_type, check_id
@@ -119,22 +120,13 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         # (A class, a module or a function in the state is for the save to refuse.)
         if isinstance(value, type | ModuleType | FunctionType):
             return
-        held: dict[str, Any] = dict(getattr(value, "__dict__", None) or {})
+        held = held_by(value)
         for more in ("__pydantic_extra__", "__pydantic_private__"):
-            held |= getattr(value, more, None) or {}
-        for name in _declared(value):
-            if name not in held and hasattr(value, name):
-                held[name] = getattr(value, name)
+            held |= held.pop(more, None) or {}
+        if isinstance(value, tuple):
+            held |= zip(getattr(value, "_fields", ()), value, strict=False)
         for name, part in held.items():
             yield f".{name}", part
-
-
-def _declared(value: Any) -> list[str]:
-    cls = type(value)
-    if is_dataclass(cls):
-        return [field.name for field in fields(cls)]
-    names = [*getattr(cls, "_fields", ()), *getattr(cls, "__struct_fields__", ())]
-    return [*names, *(field.name for field in getattr(cls, "__attrs_attrs__", ()))]
 
 
 def _groups(cp: Checkpointer, found: list[tuple[str, Resource]]) -> list[list[tuple[str, Resource]]]:

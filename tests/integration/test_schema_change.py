@@ -1,7 +1,7 @@
 """The application's classes have changed since a state was saved: what loads, what is refused and how, and what stays readable."""
 
 import json
-from dataclasses import field, make_dataclass
+from dataclasses import dataclass, field, make_dataclass
 from enum import Enum, Flag, IntEnum, IntFlag, StrEnum
 from typing import Any
 
@@ -419,6 +419,25 @@ def spoiled(kind: str, value: Any) -> str:
         return "agent_state.inner.the_goal"
     value.goal = ["SECRET"]
     return "agent_state.goal"
+
+
+@dataclass(slots=True)
+class Above:
+    part: Part
+
+
+@dataclass(slots=True)
+class Below(Above):
+    n: int = 0
+
+
+def test_what_is_in_the_slots_of_a_class_above_is_looked_at(url):
+    with safepoint.open(url, types=[Below, Part], state_type=Below) as cp:
+        state = State("t", agent_state=Below(Part()))
+        cp.save(state)
+        state.agent_state.part.n = "SECRET"
+        with pytest.raises(InvalidState, match=r"agent_state\.part\.n does not fit"):
+            cp.save(state)
 
 
 @pytest.mark.parametrize("kind", ["pydantic", "struct", "attrs"])

@@ -24,7 +24,7 @@ from safepoint.codec.kinds import BUILTIN_KINDS, Fault, Kind, MissingMember, dam
 from safepoint.codec.registry import Registry, shape_of
 from safepoint.errors import InvalidState, RefusedType
 
-__all__ = ["CLASS_KINDS", "KINDS"]
+__all__ = ["CLASS_KINDS", "KINDS", "held_by"]
 
 
 def _class(name: str, shape: str, registry: Registry) -> Any:
@@ -169,7 +169,8 @@ def _slots(cls: type) -> dict[str, MemberDescriptorType]:
     }
 
 
-def _held(value: Any) -> dict[str, Any]:
+def held_by(value: Any) -> dict[str, Any]:
+    """All that an instance holds, by name: its attributes and the slots of its class and of those above it."""
     held = dict(getattr(value, "__dict__", {}))
     cls: Any = type(value)
     for name, slot in _slots(cls).items():
@@ -189,7 +190,7 @@ def _put(value: Any, held: dict[str, Any]) -> Any:
 
 
 def _dataclass_reduce(value: Any, _registry: Registry) -> dict[str, Any]:
-    return _pack(_held(value), [field.name for field in fields(value)])
+    return _pack(held_by(value), [field.name for field in fields(value)])
 
 
 def _dataclass_revive(payload: Any, name: str, registry: Registry) -> Any:
@@ -208,7 +209,7 @@ _KEPT_HASH = "_attrs_cached_hash"
 
 
 def _attrs_reduce(value: Any, _registry: Registry) -> dict[str, Any]:
-    held = _held(value)
+    held = held_by(value)
     if _KEPT_HASH in held:
         held[_KEPT_HASH] = None
     return _pack(held, [field.name for field in type(value).__attrs_attrs__])
@@ -264,7 +265,7 @@ def _struct_reduce(value: Any, _registry: Registry) -> dict[str, Any]:
     except Exception as error:
         problem = f"a {type_name(cls)} cannot be made without its __post_init__"
         raise Fault(RefusedType, problem, "Take __post_init__ away, or store a dataclass", type=type_name(cls)) from error
-    return _pack(_held(value), cls.__struct_fields__)
+    return _pack(held_by(value), cls.__struct_fields__)
 
 
 def _struct_revive(payload: Any, name: str, registry: Registry) -> Any:

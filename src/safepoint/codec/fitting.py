@@ -10,12 +10,12 @@ import re
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import is_dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 
+from safepoint.codec.classes import held_by
 from safepoint.codec.kinds import key_text, type_name
 from safepoint.codec.registry import shape_of
 
@@ -50,10 +50,7 @@ def _children(value: Any) -> Iterator[tuple[Any, str]]:
         return ((item, f"[{index}]") for index, item in enumerate(list(value)))
     if isinstance(value, set | frozenset):
         return ((item, "{…}") for item in list(value))
-    names = getattr(type(value), "__struct_fields__", None) or getattr(value, "__dict__", None)
-    if names is None and (is_dataclass(value) or hasattr(value, "__attrs_attrs__")):
-        names = getattr(type(value), "__slots__", ())
-    return ((getattr(value, name), f".{name}") for name in list(names or ()) if type(name) is str and hasattr(value, name))
+    return ((item, f".{name}") for name, item in held_by(value).items())
 
 
 def _pydantic(value: Any) -> tuple[str, str] | None:

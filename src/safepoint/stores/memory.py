@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from safepoint.codec.nodes import names_in
 from safepoint.errors import UsageError
 from safepoint.model import Finding, Obj, check_id
 from safepoint.rows import (
@@ -465,15 +466,11 @@ def _patched(row: TaskRow, patch: TaskPatch | None) -> TaskRow:
 # -- what is reached, and what is still needed
 
 
-def _names(refs: bytes) -> Iterator[bytes]:
-    return (refs[i : i + 16] for i in range(0, len(refs), 16))
-
-
 def _closure(task: _Task, roots: Iterable[bytes]) -> dict[bytes, Obj]:
     found: dict[bytes, Obj] = {}
     todo = list(roots)
     while todo:
-        for name in _names(todo.pop()):
+        for name in names_in(todo.pop()):
             if name not in found and (obj := task.objects.get(name)) is not None:
                 found[name] = obj
                 todo.append(obj.refs)

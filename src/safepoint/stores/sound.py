@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from safepoint.codec.nodes import name_of
+from safepoint.codec.nodes import name_of, names_in
 from safepoint.errors import Damaged
 from safepoint.model import Obj
 from safepoint.rows import CheckpointRow
@@ -98,25 +98,21 @@ def find(
     return bad
 
 
-def _names(refs: bytes) -> Iterator[bytes]:
-    return (refs[i : i + 16] for i in range(0, len(refs), 16))
-
-
 def _new(runs: Iterable[bytes], known: set[bytes], seen: set[bytes]) -> list[bytes]:
     found: dict[bytes, None] = {}
     for run in runs:
-        found.update((name, None) for name in _names(run) if name not in known and name not in seen)
+        found.update((name, None) for name in names_in(run) if name not in known and name not in seen)
     seen.update(found)
     return list(found)
 
 
 def _reached(refs: bytes, inner: dict[bytes, bytes], lost: dict[bytes, str]) -> bytes | None:
-    todo, seen = list(_names(refs)), set()
+    todo, seen = list(names_in(refs)), set()
     while todo:
         name = todo.pop()
         if name in lost:
             return name
         if name not in seen and name in inner:
             seen.add(name)
-            todo += _names(inner[name])
+            todo += names_in(inner[name])
     return None
