@@ -30,7 +30,7 @@ from safepoint.codec.chunks import Packed
 from safepoint.codec.jsonform import from_json, to_json
 from safepoint.codec.states import FORMAT as STATES
 from safepoint.errors import Damaged, NewerFormat, SafepointError, UsageError
-from safepoint.model import CALL_STATUSES, KINDS, Metrics, Obj, check_id
+from safepoint.model import CALL_STATUSES, KINDS, STATUSES, Metrics, Obj, check_id
 from safepoint.rows import BranchRow, CallRow, CheckpointRow, Head, Image, Numbers, PauseRow, TaskRow, replace
 from safepoint.rules.diffing import apply, compare
 from safepoint.rules.journal import UNASKED
@@ -114,7 +114,7 @@ _PAUSE: Final = {
     "answered_at": "time?", "version": "number",
 }  # fmt: skip
 _TASK: Final = {
-    "status": "text", "branch": "id", "agent": "text", "input": "body", "attempts": "count", "reason": "text", "parent": "id?",
+    "status": STATUSES, "branch": "id", "agent": "text", "input": "body", "attempts": "count", "reason": "text", "parent": "id?",
     "raised": "body", "created_at": "time", "updated_at": "time",
 }  # fmt: skip
 _NUMBERS: Final = {"seq": "last", "call": "last", "pause": "last", "line": "last", "position": "count"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import secrets
@@ -25,7 +26,7 @@ RATIO_MAX: Final = 200
 RATIO_FREE: Final = 16 * 1024**2
 _PIECE: Final = 1 << 20
 _MAGIC: Final = b"\x1f\x8b"
-_FULL: Final = frozenset({28, 122})  # ENOSPC, EDQUOT
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 Target = str | os.PathLike[str] | IO[bytes]
 
@@ -53,8 +54,8 @@ def write(target: Target, lines: Iterable[bytes]) -> int:
         if not hasattr(target, "write") or isinstance(target, io.TextIOBase):
             raise UsageError(f"an export cannot be written to {a_type(target)}", "", "Pass a path, or a file opened with 'wb'.")
         return _into(target, lines, packed=False)  # type: ignore[arg-type]
-    packed = path.endswith(".gz")
-    with _told(path):
+    packed, lines = path.endswith(".gz"), _Passing(lines)
+    with _told(path, lines):
         try:
             mode = os.stat(path).st_mode
         except FileNotFoundError:
@@ -127,13 +128,30 @@ def _sync_folder(folder: str) -> None:
         os.close(fd)
 
 
+class _Passing:
+    """Lines that are being made; what goes wrong with that is not the file's fault."""
+
+    def __init__(self, lines: Iterable[bytes]) -> None:
+        self.lines = lines
+        self.error: BaseException | None = None
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            yield from self.lines
+        except OSError as error:
+            self.error = error
+            raise
+
+
 @contextmanager
-def _told(path: str) -> Iterator[None]:
+def _told(path: str, lines: _Passing | None = None) -> Iterator[None]:
     try:
         yield
-    except FileNotFoundError as error:
-        raise NotFound(f"{path} does not exist", error.strerror or "", "Correct the path.", path=path) from None
     except OSError as error:
+        if lines is not None and error is lines.error:
+            raise
+        if isinstance(error, FileNotFoundError):
+            raise NotFound(f"{path} does not exist", error.strerror or "", "Correct the path.", path=path) from None
         if error.errno in _FULL and not isinstance(error, StoreFull):
             raise StoreFull(f"{path} cannot be written", error.strerror or "", "Make room.", path=path) from None
         if type(error).__module__ != "builtins":

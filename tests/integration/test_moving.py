@@ -647,6 +647,23 @@ def refused(data, *errors):
         assert tasks(cp) == []
 
 
+def test_a_status_that_is_none_is_refused(whole):
+    lines = [json.loads(line) for line in whole.splitlines()][:-1]
+    lines[1]["task"]["status"] = "asleep"
+    refused(sealed(lines))
+
+
+def test_what_progress_raises_is_not_the_fault_of_the_file(tmp_path):
+    def gone(_):
+        raise BrokenPipeError(32, "nobody listens")
+
+    with safepoint.open("memory://") as cp:
+        cp.save(State("t"))
+        with pytest.raises(BrokenPipeError):
+            cp.export("t", tmp_path / "t.safepoint", progress=gone)
+        assert list(tmp_path.iterdir()) == []
+
+
 def test_a_file_that_is_cut_or_changed_is_refused(whole):
     import random
 

@@ -102,7 +102,18 @@ def test_a_record_comes_back(more: dict[str, Any]) -> None:
     assert Made.decode(record.encode()) == record
 
 
-@pytest.mark.parametrize("parts", [None, 3, [], "x" * 8, [b"", {}, True, b"", "made", [], [[], []], ""], [b""] * 8])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        None,
+        3,
+        [],
+        "x" * 8,
+        [b"", {}, True, b"", "made", [], [[], []], ""],
+        [b"", {}, 1, b"", "made", 5, [[], []], ""],
+        [b""] * 8,
+    ],
+)
 def test_what_is_no_record_is_none(parts: Any) -> None:
     assert Made.decode(parts) is None
 

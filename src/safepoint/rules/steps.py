@@ -83,11 +83,11 @@ class Made:
                 and all(type(n) is int and type(d) is bytes for n, d in versions.values())
                 and all(type(n) is int for n in (*reads, *writes))
             )
+            pure, optional = "pure" in flags, "optional" in flags
         except (TypeError, ValueError, AttributeError):
             return None
         if not whole:
             return None
-        pure, optional = ("pure" in flags, "optional" in flags)
         return cls(fingerprint, versions, number, digest, status, pure, optional, tuple(reads), tuple(writes), str(error))
 
 
