@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +15,7 @@ from safepoint._version import __version__
 from safepoint.checking import check_number, store_of
 from safepoint.codec import chunks, states
 from safepoint.errors import Conflict, Damaged, LeaseHeld, NewerFormat, NotFound, SafepointError, UsageError
-from safepoint.model import check_id
+from safepoint.model import Obj, check_id
 from safepoint.portable import Content
 from safepoint.portable_io import Target
 from safepoint.rows import CallRow, CallWrite, CheckpointRow, Commit, Image, PauseRow, PauseWrite, TaskRow, replace
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["CopyReport", "ExportReport", "ImportReport", "MovingVerbs", "Progress", "TaskCopy"]
 
 log = logging.getLogger("safepoint")
+
+_TRIES = 5
+"""How often one checkpoint is imported onto a task where somebody else is always first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,37 +255,69 @@ class MovingVerbs:
         task = content.image.row.task
         row = content.image.checkpoints[0]
         id = f"import-{chunks.name_of(row.id.encode(), content.flats[row.seq]).hex()}"
-        for known in (row.id, id):
-            found = self.store.read(task, id=known)
-            if found is not None and (known == id or found[0].seq == row.seq) and found[0].digest == row.digest:
-                return _imported(content, "unchanged", found[0].branch, found[0].seq)
-        commit, numbers = self._onto(content, id)
-        done = self.store.commit(commit)
-        seq = done.seq
-        assert seq is not None
-        if seq != numbers[0] or [c.no for c in done.calls] != numbers[1]:
-            # Somebody has saved or forked in between: what refers to numbers that were foreseen is set right.
-            ours = dict(zip(numbers[1], (c.no for c in done.calls), strict=True))
-            self.store.commit(
-                Commit(
-                    task=task,
-                    id=f"{id}+",
-                    anyway=True,
-                    calls=tuple(CallWrite(replace(c, base_seq=seq, scope=ours.get(c.scope, c.scope))) for c in done.calls),
-                    pauses=tuple(
-                        PauseWrite(replace(p, base_seq=seq, call_no=ours.get(p.call_no or 0, p.call_no))) for p in done.pauses
-                    ),
-                )
-            )
-        read = self.store.read(task, seq=seq)
-        if read is None or read[0].digest != row.digest or portable.flat_digest(*read) != content.flats[row.seq]:
+        result: Literal["imported", "unchanged"] = "unchanged"
+        for attempt in range(_TRIES):
+            if (there := self._already(content, id)) is not None:
+                break
+            try:
+                if not self.store.commit(self._onto(content, id)).existed:
+                    result = "imported"
+            except (Conflict, UsageError):  # somebody has taken that branch, or imported the same
+                if attempt == _TRIES - 1:
+                    raise
+        if there is None or portable.flat_digest(*there) != content.flats[row.seq]:
             raise Damaged(
-                f"checkpoint {task}@{seq} is not as it was imported", "what was read back differs", "", task=task, seq=seq
+                f"checkpoint {row.seq} is not in task {task!r} as it was imported", "what was read back differs", "", task=task
             )
-        log.info("imported %s@%d on branch %s", task, seq, read[0].branch)
-        return _imported(content, "imported", read[0].branch, seq)
+        new = there[0]
+        if new.id == id:
+            self._tie(new, content)
+        if result == "imported":
+            log.info("imported %s@%d on branch %s", task, new.seq, new.branch)
+        return _imported(content, result, new.branch, new.seq)
 
-    def _onto(self, content: Content, id: str) -> tuple[Commit, tuple[int, list[int]]]:
+    def _already(self, content: Content, id: str) -> tuple[CheckpointRow, Mapping[bytes, Obj]] | None:
+        """The checkpoint that was exported, if this is its own task, or what it became when it was imported."""
+        task, row = content.image.row.task, content.image.checkpoints[0]
+        own = self.store.read(task, id=row.id)
+        if own is not None and (own[0].seq, own[0].digest) == (row.seq, row.digest):
+            return own
+        return self.store.read(task, id=id)
+
+    def _tie(self, row: CheckpointRow, content: Content) -> None:
+        """Set right what refers to numbers that were foreseen, and that a save or a fork in between has taken.
+
+        Only what is as it was imported: whatever a run has made of it since is not touched.
+        """
+        task, image = content.image.row.task, content.image
+        line = next((b.line for b in self.store.branches(task) if b.name == row.branch), None)
+        # No call that is made on this line later begins before 0.
+        there = [c for c in self.store.calls(task, line=line)[0] if c.began < 0] if line is not None else []
+        if len(there) != len(image.calls):
+            return  # retention has taken the checkpoint's calls
+        nos = {call.no: c.no for call, c in zip(image.calls, there, strict=True)}
+        calls = [
+            (c, replace(c, base_seq=row.seq, scope=nos.get(call.scope, call.scope)))
+            for call, c in zip(image.calls, there, strict=True)
+        ]
+        asked = {(p.step, p.name, p.occurrence): p for p in self.store.pauses(task) if p.line == line}
+        pauses = [
+            (p, replace(p, base_seq=row.seq, call_no=nos.get(pause.call_no or 0)))
+            for pause in image.pauses
+            if (p := asked.get((pause.step, pause.name, pause.occurrence))) is not None
+        ]
+        commit = Commit(
+            task=task,
+            id=f"{row.id}+",
+            anyway=True,
+            calls=tuple(CallWrite(b) for a, b in calls if a.version == 1 and a != b),
+            pauses=tuple(PauseWrite(b) for a, b in pauses if a.version == 1 and a != b),
+        )
+        if commit.calls or commit.pauses:
+            self.store.commit(commit)
+
+    def _onto(self, content: Content, id: str) -> Commit:
+        """The commit that imports one checkpoint, with the numbers that everything in it will get if nobody comes first."""
         image = content.image
         row = image.checkpoints[0]
         last = imaging.numbers_of(self.store, image.row.task)
@@ -299,7 +334,7 @@ class MovingVerbs:
         calls = [_call_onto(call, line, seq, nos, shift) for call in image.calls]
         pauses = [_pause_onto(pause, line, seq, nos) for pause in image.pauses]
         new = replace(row, id=id, branch=branch, parent_seq=None, kind="import", seq=0, seal=b"", pinned=False)
-        commit = Commit(
+        return Commit(
             task=image.row.task,
             id=id,
             checkpoint=new,
@@ -308,7 +343,6 @@ class MovingVerbs:
             calls=tuple(map(CallWrite, calls)),
             pauses=tuple(map(PauseWrite, pauses)),
         )
-        return commit, (seq, list(nos.values()))
 
 
 def _call_onto(call: CallRow, line: int, seq: int, nos: dict[int, int], shift: int) -> CallRow:

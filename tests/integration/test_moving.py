@@ -647,6 +647,55 @@ def refused(data, *errors):
         assert tasks(cp) == []
 
 
+@pytest.mark.parametrize("b", ["memory", "sqlite", "file"])
+def test_an_import_that_somebody_came_before_and_that_was_killed_is_set_right(place, tmp_path, monkeypatch, b):
+    one, two = place("memory"), place(b)
+    rich(one, "t")
+    one.export("t", tmp_path / "one", seq=one.list_checkpoints("t")[3].seq)
+    state = State("t")
+    two.save(state)
+    commit = two.store.commit
+
+    def raced(given):
+        if given.id.endswith("+"):
+            raise KeyboardInterrupt
+        if given.id.startswith("import-"):
+            monkeypatch.setattr(two.store, "commit", commit)
+            two.save(state)  # takes the number that was foreseen
+            monkeypatch.setattr(two.store, "commit", raced)
+        return commit(given)
+
+    monkeypatch.setattr(two.store, "commit", raced)
+    with pytest.raises(KeyboardInterrupt):
+        two.import_(tmp_path / "one")
+    monkeypatch.undo()
+    report = two.import_(tmp_path / "one")
+    assert report.result == "unchanged"
+    line = next(x.line for x in two.store.branches("t") if x.name == report.branch)
+    rows, _ = two.store.calls("t", line=line)
+    assert rows
+    assert {row.base_seq for row in rows} == {report.seq}
+
+
+@pytest.mark.parametrize("b", ["memory", "sqlite", "file"])
+def test_the_same_import_at_the_same_time_is_one_import(place, tmp_path, monkeypatch, b):
+    one, two = place("memory"), place(b)
+    rich(one, "t")
+    one.export("t", tmp_path / "one", seq=one.list_checkpoints("t")[3].seq)
+    two.save(State("t"))
+    commit, done = two.store.commit, []
+
+    def first(given):
+        monkeypatch.setattr(two.store, "commit", commit)
+        done.append(two.import_(tmp_path / "one"))
+        return commit(given)
+
+    monkeypatch.setattr(two.store, "commit", first)
+    second = two.import_(tmp_path / "one")
+    assert (second.result, second.branch, second.seq) == ("unchanged", done[0].branch, done[0].seq)
+    assert two.import_(tmp_path / "one").result == "unchanged"
+
+
 def test_a_status_that_is_none_is_refused(whole):
     lines = [json.loads(line) for line in whole.splitlines()][:-1]
     lines[1]["task"]["status"] = "asleep"
