@@ -136,7 +136,7 @@ class MoreAsyncVerbs:
             )
         )
 
-    async def accept(self, task_id: str, seq: int) -> Checkpoint:
+    async def accept(self, task_id: str, seq: int | None = None) -> Checkpoint | None:
         return await self._off(lambda: self.sync.accept(task_id, seq))
 
     async def edit(self, task_id: str, fn: Any, *, seq: int | None = None) -> Checkpoint | None:

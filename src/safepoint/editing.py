@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from safepoint.codec import chunks, states, values
 from safepoint.errors import Damaged, InvalidState, NotFound, UsageError
-from safepoint.model import METADATA_LIMIT, Checkpoint, check_id, new_id, now, to_us
-from safepoint.rows import CheckpointRow, Commit, Head, replace
+from safepoint.model import METADATA_LIMIT, Checkpoint, Obj, check_id, new_id, now, to_us
+from safepoint.rows import BranchRow, CheckpointRow, Commit, Head, TaskRow, replace
 from safepoint.stores import holder
 from safepoint.stores.base import Store
 
@@ -28,19 +28,25 @@ class EditingVerbs:
         @staticmethod
         def _no_task(task_id: str) -> NotFound: ...
         def _header(self, task: str, row: CheckpointRow) -> Checkpoint: ...
+        def rewind(self, task_id: str, seq: int | None = None) -> Checkpoint: ...
         def _unpack(self, task: str, row: CheckpointRow, objects: Any) -> Any: ...
 
-    def accept(self, task_id: str, seq: int) -> Checkpoint:
+    def accept(self, task_id: str, seq: int | None = None) -> Checkpoint | None:
         """Make what the document of a checkpoint says now a new checkpoint of kind ``edit``, on top of the current branch.
 
         For stores that keep states in files that people edit (``file:///``). The document itself stays as it is, and damaged:
         it is no longer what was saved under its number.
+
+        Without ``seq``: take a task as it stands that is older than what was acknowledged (a restored backup). It goes on from
+        the head that it has, as after ``rewind``: under a guard, as what was done since is on no record. None if it is gone.
 
         Raises:
             NotFound: no such checkpoint. LeaseHeld: a live run holds the task. Damaged: the document is no JSON of a state.
             UsageError: it has not been changed, or this store has no documents.
             InvalidState, RefusedType: it is no state that this program can load.
         """
+        if seq is None:
+            return self._accept_older(check_id(task_id))
         head, branch = self._where(check_id(task_id))
         found = self.store.draft(task_id, seq)
         if found is None:
@@ -53,6 +59,35 @@ class EditingVerbs:
             pass
         tree = chunks.unpack_plain(root, b"", {})
         return self._save_edited(task_id, tree, row, head, branch, f"accepted from {seq}")
+
+    def _accept_older(self, task: str) -> Checkpoint | None:
+        if self.store.rolled_back(task) is None:
+            raise UsageError(
+                f"task {task!r} is not older than what was acknowledged",
+                "",
+                f"To accept a document that was edited, name it: accept({task!r}, seq).",
+            )
+        row: TaskRow | None = None
+        heads: dict[str, Head] = {}
+        for part in self.store.walk(task):
+            match part:
+                case TaskRow():
+                    row = part
+                case BranchRow() if part.space == "":
+                    heads[part.name] = part.head
+                case CheckpointRow() | Obj():
+                    break
+        if row is None:
+            self.store.accept(task)
+            return None
+        if row.branch not in heads:
+            raise Damaged(
+                f"task {task!r} has no head to go on from",
+                "the row of its current branch is missing",
+                f"Choose a checkpoint: rewind({task!r}, seq). See `safepoint verify`.",
+                task=task,
+            )
+        return self.rewind(task, heads[row.branch].seq)
 
     def edit(self, task_id: str, fn: Callable[[dict[str, Any]], Any], *, seq: int | None = None) -> Checkpoint | None:
         """Let a state be changed as plain JSON data, and save it as a new checkpoint of kind ``edit`` on the current branch.

@@ -31,7 +31,7 @@ def work(cp, upto, **options):
 
 def finish_with_a_person(cp, upto, **options):
     """The same, and a person who looks at what is in doubt, and says what is true."""
-    asked = []
+    asked: list[str] = []
     while True:
         try:
             return work(cp, upto, **options) or asked

@@ -11,7 +11,7 @@ from safepoint.cli.app import as_json, cli, common, opened, yes
 from safepoint.cli.opening import PlainCheckpointer, split_at
 from safepoint.cli.screen import Column, Screen, Styled
 from safepoint.cli.text import clean, clock, iso, name, shell
-from safepoint.errors import UsageError
+from safepoint.errors import Damaged, UsageError
 from safepoint.rules.planning import Branch
 from safepoint.rules.recovery import JOURNALS
 
@@ -55,8 +55,14 @@ def rewind(checkpoint: str, branch: str | None, journal: Any, yes: bool) -> None
 
 
 def _ask(cp: PlainCheckpointer, task: str, seq: int | None, branch: str | None, journal: str) -> None:
-    info = cp.status(task)
     where = f"{name(task)}@{seq}" if branch is None else f"branch {name(branch)}"
+    try:
+        info = cp.status(task)
+    except Damaged as error:
+        if not error.details.get("rolled_back") or branch is not None:
+            raise
+        click.confirm(f"{error}\nTake it as it stands, and go on from {where}?", abort=True, err=True)
+        return
     text = f"{name(task)} is {info.status} at {info.seq}, step {info.step}, on branch {name(info.branch)}."
     if journal == "fresh" and branch is None:
         text += " Calls of the steps that are done again are made again, writes too."
@@ -139,7 +145,11 @@ def _branch(b: Branch) -> dict[str, Any]:
 
 def _at(cp: PlainCheckpointer, text: str, *, needed: bool = False) -> tuple[str, int | None]:
     task, seq = split_at(cp, text)
-    cp.status(task)
+    try:
+        cp.status(task)
+    except Damaged as error:  # who names a checkpoint of an older store takes it as it stands
+        if not (needed and seq is not None and error.details.get("rolled_back")):
+            raise
     if needed and seq is None:
         raise UsageError(
             f"{clean(text)} names a task and no checkpoint",

@@ -22,20 +22,23 @@ from safepoint.errors import SafepointError, UsageError
 
 
 @cli.command()
-@click.argument("checkpoint", metavar="TASK@SEQ")
+@click.argument("checkpoint", metavar="TASK[@SEQ]")
 @common
 def accept(checkpoint: str) -> None:
-    """Make a document that was edited by hand a new checkpoint.
+    """Make a document that was edited by hand a new checkpoint; or take a task as it stands.
 
-    For file stores. The new checkpoint goes on top of the current branch; the edited file stays as it is. Refused while a live
-    run holds the task.
+    TASK@SEQ is for file stores: the new checkpoint goes on top of the current branch, and the edited file stays as it is. TASK alone
+    is for one that is older than what was acknowledged, as after a restored backup: it goes on from the head that it has, and a
+    write that may have been made since waits for a person. Refused while a live run holds the task.
     """
     with opened() as cp:
         task, seq = split_at(cp, checkpoint)
-        if seq is None:
-            raise UsageError("no checkpoint is named", "", "Write TASK@SEQ, as in `safepoint accept task-1@42`.")
         header = cp.accept(task, seq)
-    _said(task, facts.header(header))
+    if seq is None and not as_json():
+        stands = "it is gone" if header is None else f"it stands at {name(task)}@{header.seq} on branch {name(header.branch)}"
+        Screen().line(f"{name(task)} was taken as it is: {stands}")
+        return
+    _said(task, None if header is None else facts.header(header))
 
 
 @cli.command()
