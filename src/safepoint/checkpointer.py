@@ -341,8 +341,8 @@ class Checkpointer(
                 state = self._load(task_id)
                 if state is None and self._has_checkpoints(task_id):
                     raise Damaged(
-                        f"task {task_id!r} has checkpoints, and the head of its current branch is not among them",
-                        "rows of the store have been removed or changed",
+                        f"task {task_id!r} is there, and the head of its current branch is not",
+                        "rows of the store have been removed or changed, or were damaged and set aside",
                         "Load an earlier checkpoint by seq, or restore the store from a backup.",
                         task=task_id,
                     )
@@ -535,6 +535,7 @@ class Checkpointer(
         """End the runs that are still open (their tasks become ``interrupted``) and close the store. Repeating it is fine."""
         for run in list(self._runs):
             run._abandoned("the checkpointer was closed")
+        self._retain_the_rest()
         if self._own:
             self.store.close()
         elif not isinstance(self.store, _Closed):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +27,12 @@ PAGE = 1000
 """Headers that are read at a time."""
 REMEMBERED = 1000
 """Tasks of which a checkpointer remembers when to look next, and objects of which it remembers that they are sound."""
+SLICE = 0.005
+"""Seconds of one save after which retention rests until the next one: it ends with what it is at, a few milliseconds later."""
+ROWS = 256
+"""Checkpoints of a task that it reads whole, and then deletes, at a time."""
+FINISH = 2.0
+"""Seconds that ``close`` gives to what was begun: a process that lives for one save must come to an end with it, too."""
 
 
 class _Due(NamedTuple):
@@ -39,8 +49,26 @@ class _Look:
     """The number from which on a save looks again."""
     all: int
     """At which all checkpoints were looked at."""
-    sound: set[bytes]
+    sound: set[bytes] = field(default_factory=set)
     """Objects that were found sound."""
+    work: Iterator[None] | None = None
+    """What was begun and is not done yet."""
+    busy: threading.Lock = field(default_factory=threading.Lock)
+
+    def go_on(self, seconds: float) -> bool:
+        """Work for about so long; whether it is done."""
+        until = time.perf_counter() + seconds
+        while self.work is not None:
+            try:
+                next(self.work)
+            except BaseException as end:
+                self.work = None
+                if not isinstance(end, StopIteration):
+                    raise
+            else:
+                if time.perf_counter() > until:
+                    return False
+        return True
 
 
 class KeepingVerbs:
@@ -183,10 +211,18 @@ class KeepingVerbs:
             yield from rows
             after = rows[-1].task
 
-    def _rows(self, task: str, limit: int | None = None, *, sealed: bool = True) -> tuple[list[Slim], dict[int, str]]:
-        """The newest checkpoints, read page by page, and which of them have a broken seal: nothing they say is believed."""
+    def _rows(self, task: str) -> tuple[list[Slim], dict[int, str]]:
+        """All checkpoints, and which of them have a broken seal: nothing they say is believed."""
         found: list[Slim] = []
         bad: dict[int, str] = {}
+        for _ in self._read(task, found, bad):
+            pass
+        return found, bad
+
+    def _read(
+        self, task: str, found: list[Slim], bad: dict[int, str], limit: int | None = None, *, sealed: bool = True
+    ) -> Iterator[None]:
+        """Read the newest checkpoints, a page between two yields."""
         before: int | None = None
         while limit is None or len(found) < limit:
             most = PAGE if limit is None else min(PAGE, limit - len(found))
@@ -201,7 +237,7 @@ class KeepingVerbs:
             if len(rows) < most:
                 break
             before = rows[-1].seq
-        return found, bad
+            yield
 
     def _kept(self, task_id: str) -> dict[int, str]:
         kept: dict[int, str] = {}
@@ -212,15 +248,7 @@ class KeepingVerbs:
             kept[branch.head.seq] = f"the head of {branch.name}"
         return kept
 
-    def _due(
-        self,
-        task: str,
-        rows: list[Slim],
-        rules: Retention,
-        moment: datetime,
-        bad: dict[int, str],
-        sound: set[bytes] | None = None,
-    ) -> _Due:
+    def _due(self, task: str, rows: list[Slim], rules: Retention, moment: datetime, bad: dict[int, str]) -> _Due:
         """What goes by the rules, once it is known that it, and what is kept as the newest, can be read."""
         kept, looked = self._kept(task), set(bad)
         while True:
@@ -229,7 +257,7 @@ class KeepingVerbs:
             if not any(v.goes for v in verdicts):
                 unknown = []
             looked.update(unknown)
-            found = self.store.unreadable(task, unknown, sound=sound) if unknown else {}
+            found = self.store.unreadable(task, unknown) if unknown else {}
             if not found:
                 return _Due([v.seq for v in verdicts if v.goes][::-1], bad, verdicts)
             bad |= found
@@ -292,14 +320,15 @@ class KeepingVerbs:
         """Retention at save time. The save stands already, so a failure here is logged and left to the next one.
 
         What it costs is spread: so many must be due that a sweep pays, they are looked for where they can be, and all checkpoints
-        are looked at only after half as many saves.
+        are looked at only after half as many saves. And none of this is done at one save: after ``SLICE`` the next one goes on.
         """
         rules = self.retention
         if rules.keeps_all:
             return
-        looks: dict[str, _Look] = self.__dict__.setdefault("_looks", {})
-        look = looks.get(task_id)
-        if seq % retention.look_every(rules) if look is None else seq < look.next:
+        # By process: what a fork has copied may be in the middle of something, and its lock held by nobody.
+        looks: dict[tuple[int, str], _Look] = self.__dict__.setdefault("_looks", {})
+        look = looks.get((os.getpid(), task_id))
+        if seq % retention.look_every(rules) if look is None else look.work is None and seq < look.next:
             return
         try:
             if look is None:
@@ -308,12 +337,27 @@ class KeepingVerbs:
                     return
                 if len(looks) >= REMEMBERED:
                     looks.clear()
-                look = looks[task_id] = _Look(seq, 0, set())
-            self._look(task_id, seq, rules, look)
+                look = looks[os.getpid(), task_id] = _Look(seq, 0)
+            if look.busy.acquire(blocking=False):  # else another thread saves the same task, and is at it
+                try:
+                    look.work = look.work or self._look(task_id, seq, rules, look)
+                    look.go_on(SLICE)
+                finally:
+                    look.busy.release()
         except Exception as error:
             log.warning("retention of task %s was put off: %s", task_id, type(error).__name__)
 
-    def _look(self, task: str, seq: int, rules: Retention, look: _Look) -> None:
+    def _retain_the_rest(self) -> None:
+        """Before the store is closed: end what was begun, or most of it."""
+        until = time.monotonic() + FINISH
+        for (pid, _), look in list(self.__dict__.get("_looks", {}).items()):
+            if pid == os.getpid() and look.work is not None and look.busy.acquire(blocking=False):
+                with suppress(Exception):
+                    look.go_on(max(0.0, until - time.monotonic()))
+                look.busy.release()
+
+    def _look(self, task: str, seq: int, rules: Retention, look: _Look) -> Iterator[None]:
+        """Thin out a task, a little between two yields. New checkpoints may come meanwhile, and stay."""
         every = retention.look_every(rules)
         due_at = retention.threshold(rules.keep_latest, self.store.live_objects(task))
         look.next = seq + max(every, due_at)  # also if this look fails
@@ -321,28 +365,58 @@ class KeepingVerbs:
         rows: list[Slim] = []
         bad: dict[int, str] = {}
         if near is not None:
-            rows, bad = self._rows(task, near, sealed=False)
+            yield from self._read(task, rows, bad, near, sealed=False)
         if near is None or len(rows) == near:
             info = self.store.task(task)
             period = retention.all_every(info.checkpoints if info is not None else 0)
             if seq - look.all >= period if look.all else seq % period < every:
                 look.all = seq
-                rows, bad = self._rows(task, sealed=rules.max_bytes is not None)
+                rows, bad = [], {}
+                yield from self._read(task, rows, bad, sealed=rules.max_bytes is not None)
             if near is None:
                 look.next = seq + max(every, period)
-        n_due = len(retention.due(rows, rules, now(), self._kept(task), bad))
-        if n_due >= due_at:
-            found = self._due(task, rows, rules, now(), bad, look.sound)
-            if len(look.sound) > 100 * REMEMBERED:
-                look.sound.clear()
-            if found.unreadable:
-                seqs = ", ".join(map(str, sorted(found.unreadable)[:5]))
-                log.warning("retention of task %s keeps what cannot be read: %s", task, seqs)
-            if len(found.gone) >= due_at:
-                # Of a task that has never been thinned out each look takes a part: this is somebody's save.
-                self._prune(task, found._replace(gone=found.gone[: max(2 * due_at, PAGE)]))
-        elif near is not None:
-            look.next = seq + max(every, due_at - n_due)
+        looked = set(bad)
+        while True:
+            counts: list[int] = []
+            goes: list[int] = []
+            for i, verdict in enumerate(retention.judge(rows, rules, now(), self._kept(task), bad), 1):
+                if verdict.goes:
+                    goes.append(verdict.seq)
+                elif verdict.counts and verdict.seq not in looked:
+                    counts.append(verdict.seq)
+                if i % PAGE == 0:
+                    yield
+            if len(goes) < due_at:
+                if near is not None:
+                    look.next = seq + max(every, due_at - len(goes))
+                break
+            if not counts:
+                # Of a task that has never been thinned out each look takes a part.
+                yield from self._thin(task, goes[::-1][: max(2 * due_at, PAGE)], bad, look.sound)
+                break
+            # What is kept as the newest must be readable: else more are kept.
+            looked.update(counts)
+            yield from self._read_whole(task, counts, bad, look.sound)
+        if len(look.sound) > 100 * REMEMBERED:
+            look.sound.clear()
+        if bad:
+            log.warning("retention of task %s keeps what cannot be read: %s", task, ", ".join(map(str, sorted(bad)[:5])))
+
+    def _thin(self, task: str, goes: list[int], bad: dict[int, str], sound: set[bytes]) -> Iterator[None]:
+        # Where each removal writes a whole journal anew, few large ones are cheaper.
+        most = ROWS if self.store.chunked else max(ROWS, len(goes))
+        for i in range(0, len(goes), most):
+            some = goes[i : i + most]
+            yield from self._read_whole(task, some, bad, sound)
+            last = i + most >= len(goes)
+            # What a damaged checkpoint reached is not known, so that nothing is known to be garbage.
+            sweep = last and not (bad and self.store.chunked)
+            yield from self.store.pruning(task, [seq for seq in some if seq not in bad], sweep=sweep)
+
+    def _read_whole(self, task: str, seqs: list[int], bad: dict[int, str], sound: set[bytes]) -> Iterator[None]:
+        for i in range(0, len(seqs), ROWS // 4):
+            bad |= self.store.unreadable(task, seqs[i : i + ROWS // 4], sound=sound)
+            yield
 
     def delete_task(self, task_id: str) -> None:
         """Remove a task with all its checkpoints, calls and pauses.

@@ -1,5 +1,6 @@
 """What cleanup keeps and what is waited for, when somebody saves between a crash and the resume."""
 
+import itertools
 import uuid
 from datetime import timedelta
 from functools import partial
@@ -261,3 +262,92 @@ def test_a_short_lived_process_a_save_keeps_to_the_limit_too(url, limit):
                 cp.update("t", partial(_put, i))
         left = len(keeper.list_checkpoints("t"))
         assert left <= 45, left
+
+
+# -- what a save has no time for
+
+
+def rest_at_once(monkeypatch):
+    monkeypatch.setattr("safepoint.keeping.SLICE", -1.0)
+    monkeypatch.setattr("safepoint.keeping.FINISH", 600.0)
+
+
+def small_parts(monkeypatch):
+    monkeypatch.setattr("safepoint.keeping.ROWS", 32)
+    monkeypatch.setattr("safepoint.stores.sqlite_sweep.LARGE", 0)
+    for name, value in (("PAGE", 100), ("ROWS", 32), ("OBJECTS", 32), ("PAUSE", 0.0)):
+        monkeypatch.setattr(f"safepoint.stores.sqlite_bigsweep.{name}", value)
+
+
+def test_a_backlog_is_no_one_saves_to_clear(tmp_path, monkeypatch):
+    url = f"sqlite:///{tmp_path}/a.db"
+    small_parts(monkeypatch)
+    rest_at_once(monkeypatch)
+    with safepoint.open(url, retention=Retention.keep_all()) as cp:
+        steps(cp, "t", 200)
+    with safepoint.open(url, retention=Retention(keep_latest=5)) as cp:
+        kept = [200]
+        state = cp.load_latest("t") or State("t")
+        for i in range(200):
+            state.messages = [{"role": "user", "content": f"{i} " + "x" * 300}]
+            state.step += 1
+            cp.save(state)
+            kept.append(cp.store.task("t").checkpoints)
+        assert [c.problem for c in cp.list_checkpoints("t", check=True)] == [None] * kept[-1]
+        assert cp.verify("t").ok
+    assert kept[-1] < 120
+    assert max(a - b for a, b in itertools.pairwise(kept)) <= 32
+
+
+def test_what_was_begun_is_ended_by_close(tmp_path, monkeypatch):
+    url = f"sqlite:///{tmp_path}/a.db"
+    small_parts(monkeypatch)
+    rest_at_once(monkeypatch)
+    with safepoint.open(url, retention=Retention.keep_all()) as cp:
+        steps(cp, "t", 63)
+    with safepoint.open(url, retention=Retention(keep_latest=2)) as cp:
+        state = cp.load_latest("t") or State("t")
+        for i in range(3):
+            state.messages = [{"role": "user", "content": f"{i} " + "x" * 300}]
+            cp.save(state)
+        assert cp.store.task("t").checkpoints > 30
+    with safepoint.open(url, retention=Retention.keep_all()) as cp:
+        assert cp.store.task("t").checkpoints < 10
+        assert cp.verify("t").ok
+
+
+@pytest.mark.parametrize("meanwhile", ["save", "fork", "sweep"])
+def test_a_sweep_that_rests_follows_what_is_written_meanwhile(tmp_path, monkeypatch, meanwhile):
+    small_parts(monkeypatch)
+    for name in ("ROWS", "OBJECTS"):
+        monkeypatch.setattr(f"safepoint.stores.sqlite_bigsweep.{name}", 3)
+    stops = 0
+    while True:
+        with safepoint.open(f"sqlite:///{tmp_path}/{stops}.db", retention=Retention.keep_all(), durability="process") as cp:
+            state = State("t")
+            for i in range(9):
+                state.messages = [said(i)]
+                cp.save(state)
+            work = cp.store.pruning("t", range(1, 8), sweep=True)
+            done = sum(1 for _ in zip(range(stops), work, strict=False)) < stops
+            # What is garbage by now comes back.
+            if meanwhile == "sweep":
+                cp.cleanup("t", keep_latest=1)
+            elif meanwhile == "fork":
+                cp.fork("t", name="b")
+                state = cp.load("t", branch="b") or state
+            state.messages = [said(2), said(5)]
+            cp.save(state)
+            for _ in work:
+                pass
+            assert cp.load("t", branch=state.branch).messages == [said(2), said(5)]
+            assert cp.verify("t").ok
+            assert cp.store.live_objects("t") < 6
+        stops += 1
+        if done:
+            break
+    assert stops > 5
+
+
+def said(i):
+    return {"role": "user", "content": f"{i} " + "x" * 300}

@@ -256,7 +256,7 @@ def test_retention_happens_as_tasks_are_saved(url):
 
 def test_a_failing_sweep_does_not_fail_the_save(url, caplog, monkeypatch):
     with safepoint.open(url, retention=Retention(keep_latest=1)) as cp:
-        monkeypatch.setattr(cp.store, "prune", lambda *a, **k: 1 / 0)
+        monkeypatch.setattr(cp.store, "pruning", lambda *a, **k: 1 / 0)
         made(cp, n=40)
         assert "put off: ZeroDivisionError" in caplog.text
         assert len(cp.list_checkpoints("t")) == 40

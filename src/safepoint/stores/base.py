@@ -192,6 +192,12 @@ class Store(ABC):
         branch would read (or of another one whose line is not the current one's), or that a live run's step stands on. All other calls and pauses go with their checkpoint.
         """
 
+    def pruning(self, task: str, seqs: Iterable[int], *, space: str = "", sweep: bool = True) -> Iterator[None]:
+        """``prune``, a little between two yields: for retention, which does it in the time of somebody's saves. Nothing is locked
+        at a yield, and work that is left there is left as by a kill."""
+        self.prune(task, seqs, space=space, sweep=sweep)
+        yield
+
     def live_objects(self, task: str) -> int:
         """About how many objects the task has: what a sweep will cost. 0 is a fair answer where sweeps cost nothing."""
         return 0

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from heapq import merge
+from itertools import islice
 from typing import Any, NamedTuple
 
 from safepoint import _probe
@@ -87,6 +89,19 @@ def live_fence(conn: Connection, locks: LockFile, n: int) -> int | None:
 
 
 def prune(db: Database, locks: LockFile, n: int, wanted: set[int], space: str, *, dry_run: bool, sweep: bool) -> Pruned:
+    work = pruning(db, locks, n, wanted, space, dry_run=dry_run, sweep=sweep)
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        time.sleep(PAUSE)
+
+
+def pruning(
+    db: Database, locks: LockFile, n: int, wanted: set[int], space: str, *, dry_run: bool, sweep: bool
+) -> Generator[None, None, Pruned]:
+    """As ``prune``, resting at each yield for as long as one likes: nothing is locked there, and no snapshot is open."""
     seqs: list[int] = []
     calls = size = 0
     while True:
@@ -101,19 +116,25 @@ def prune(db: Database, locks: LockFile, n: int, wanted: set[int], space: str, *
                 did = _drop_rows(db, locks, n, found, batch)
                 seqs += did[0]
                 calls, size = calls + did[1], size + did[2]
-                time.sleep(PAUSE)
+                yield
             break
         except _Changed:
             continue
     objects = 0
-    if sweep:
-        mark = _Mark(db, n, set(seqs) if dry_run else set())
+    while sweep:
+        mark = _Mark(db, n)
+        yield from mark.look(set(seqs) if dry_run else set())
         _probe.at("sweep.marked")
         if dry_run:
-            objects, freed = len(mark.garbage), sum(mark.garbage.values())
-        else:
-            objects, freed = mark.delete()
-        size += freed
+            objects, size = len(mark.garbage), size + sum(mark.garbage.values())
+            break
+        try:
+            yield from mark.delete()
+        except _Changed:
+            continue
+        finally:
+            objects, size = objects + mark.objects, size + mark.size
+        break
     return Pruned(tuple(seqs), calls, objects, size)
 
 
@@ -136,9 +157,12 @@ def _look(db: Database, locks: LockFile, n: int, wanted: set[int], space: str) -
         return _Found({}, None, 0, 0, [], {}, {})
     kept = {seq for row in branches for seq in row[:2]}
     kept |= retention.stood_on([retention.At(*row[2:]) for row in branches], calls, pauses, live)
+    first, last = n << 32, (n << 32) | 0xFFFFFFFF
+    if wanted:
+        first, last = max(first, first + min(wanted) - 1), min(last, first + max(wanted))
     gone = [
         (seq, size)
-        for _, seq, of, pinned, size in _pages(db, "checkpoint_sizes", n << 32, (n << 32) | 0xFFFFFFFF)
+        for _, seq, of, pinned, size in _pages(db, "checkpoint_sizes", first, last)
         if seq in wanted and of == space and not pinned and seq not in kept
     ]
     bases = {seq for seq, _ in gone}
@@ -212,65 +236,101 @@ def _drop_rows(
 class _Mark:
     """What is reached, found out without the lock up to the rows of a number, and kept true under it."""
 
-    def __init__(self, db: Database, n: int, without: set[int]) -> None:
+    def __init__(self, db: Database, n: int) -> None:
         self.db = db
         self.n = n
-        first, last = n << 32, (n << 32) | 0xFFFFFFFF
-        with db.reading() as conn:
-            self.at = self._at(conn)
-            stages = {k for (k,) in conn.rows("SELECT k FROM sp_stages WHERE n = ?", (n,))}
-        roots = [refs for _, seq, refs in _pages(db, "roots", first, last) if seq not in without]
+        self.at: tuple[Any, ...] = ()
+        self.sweeps = 0
+        self.objects = self.size = 0
+        """How many were deleted, and how many bytes."""
         self.versions: dict[int, int] = {}
-        for _, no, version, base_seq, args_refs, result_refs in _pages(db, "call_roots", first, last):
-            self.versions[no] = version
-            if base_seq not in without:
-                roots += [refs for refs in (args_refs, result_refs) if refs]
+        self.reached: set[bytes] = set()
         self.garbage: dict[bytes, int] = {}
         """Names that nothing reaches, with the bytes of each."""
+        self._order: Iterator[tuple[int, bytes]] = iter(())
+
+    def look(self, without: set[int]) -> Iterator[None]:
+        """Find out what nothing reaches, apart from the checkpoints ``without`` and their calls; a page between two yields."""
+        db, n = self.db, self.n
+        first, last = n << 32, (n << 32) | 0xFFFFFFFF
+        with db.reading() as conn:
+            self.at, self.sweeps = self._at(conn)
+            stages = {k for (k,) in conn.rows("SELECT k FROM sp_stages WHERE n = ?", (n,))}
+        roots: set[bytes] = set()
+        for i, (_, seq, refs) in enumerate(_pages(db, "roots", first, last)):
+            if seq not in without:
+                roots.update(names([refs]))
+            if i % PAGE == 0:
+                yield
+        for i, (_, no, version, base_seq, args_refs, result_refs) in enumerate(_pages(db, "call_roots", first, last)):
+            self.versions[no] = version
+            if base_seq not in without:
+                roots.update(names([args_refs or b"", result_refs or b""]))
+            if i % PAGE == 0:
+                yield
         inner: dict[bytes, bytes] = {}
-        for name, refs, stage, size in _pages(db, "object_sizes", b"", n):
+        pages: list[list[tuple[int, bytes]]] = [[]]
+        for i, (name, refs, stage, size, k) in enumerate(_pages(db, "object_sizes", b"", n)):
             self.garbage[name] = 16 + len(refs) + size
+            pages[-1].append((k, name))
             if refs:
                 inner[name] = refs
             if stage in stages:
-                roots.append(name + refs)
+                roots.update(names([name + refs]))
+            if i % PAGE == 0:
+                pages[-1].sort()
+                pages.append([])
+                yield
+        pages[-1].sort()
+        # As they lie in the file: in the order of their names, each of them would be on a page of its own.
+        self._order = merge(*pages)
         # Only what is there counts as reached: something that is not may come again, with what it reaches.
-        self.reached: set[bytes] = set()
-        todo = names(set(roots))
+        todo = list(roots)
         while todo:
-            new = [name for name in todo if self.garbage.pop(name, None) is not None]
-            self.reached.update(new)
-            todo = [name for name in names({inner.get(name, b"") for name in new}) if name not in self.reached]
+            name = todo.pop()
+            if self.garbage.pop(name, None) is not None:
+                self.reached.add(name)
+                todo += names([inner.get(name, b"")])
+                if len(self.reached) % PAGE == 0:
+                    yield
 
-    def _at(self, conn: Connection) -> tuple[Any, ...]:
-        found = conn.rows("SELECT next_seq, next_call, last_commit FROM sp_tasks WHERE n = ?", (self.n,))
-        return tuple(found[0]) if found else (0, 0, "")
+    def _at(self, conn: Connection) -> tuple[tuple[Any, ...], int]:
+        found = conn.rows("SELECT next_seq, next_call, last_commit, sweeps FROM sp_tasks WHERE n = ?", (self.n,))
+        return (tuple(found[0][:3]), found[0][3]) if found else ((0, 0, ""), 0)
 
-    def delete(self) -> tuple[int, int]:
-        """Delete the garbage, less what has come to be reached meanwhile; how many, and how many bytes."""
-        st, n, count, size = sql("sqlite_sweep"), self.n, 0, 0
-        while self.garbage:
+    def delete(self) -> Iterator[None]:
+        """Delete the garbage, less what has come to be reached meanwhile.
+
+        Raises:
+            _Changed: another sweep was here, or a repair, which brings back rows of old numbers.
+        """
+        st, n = sql("sqlite_sweep"), self.n
+        while batch := list(islice(self._order, OBJECTS)):
             with self.db.writing(False) as conn:
                 self._follow(conn)
                 stages = {k for (k,) in conn.rows("SELECT k FROM sp_stages WHERE n = ?", (n,))}
-                batch = [(name, self.garbage.pop(name)) for name in list(_first(self.garbage, OBJECTS))]
                 gone = []
-                for name, bytes_ in batch:
+                for _, name in batch:
+                    bytes_ = self.garbage.pop(name, None)
+                    if bytes_ is None:
+                        continue
                     for k, stage in conn.rows(st["object_at"], (n, name)):
                         if stage not in stages:
                             gone.append((k,))
-                            size += bytes_
+                            self.size += bytes_
                 conn.executemany(st["drop_object"], gone)
                 if gone:
                     conn.execute(st["swept"], (n, 0))  # a big save on its way sends again what this took
-                count += len(gone)
+                    self.sweeps += 1
+                self.objects += len(gone)
                 _probe.at("sweep.objects")
-            time.sleep(PAUSE)
-        return count, size
+            yield
 
     def _follow(self, conn: Connection) -> None:
         """Under the lock: mark from all that was written since the last look."""
-        now = self._at(conn)
+        now, sweeps = self._at(conn)
+        if sweeps != self.sweeps:
+            raise _Changed
         if now == self.at:
             return
         st, n = sql("sqlite_sweep"), self.n
@@ -293,10 +353,3 @@ class _Mark:
                 self.garbage.pop(name, None)
             todo = [name for name in names({refs for _, refs in found}) if name not in self.reached]
         self.at = now
-
-
-def _first(found: dict[bytes, int], most: int) -> Iterator[bytes]:
-    for i, name in enumerate(found):
-        if i == most:
-            return
-        yield name

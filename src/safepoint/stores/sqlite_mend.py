@@ -92,6 +92,7 @@ class Mends:
                 )
                 conn.execute(
                     "UPDATE sp_tasks SET branch = ?2, branch_sum = ?3, next_seq = ?4, next_line = ?5, updated_at = ?6,"
+                    " sweeps = sweeps + 1,"  # rows of old numbers have come: a sweep under way looks anew
                     " checkpoints = (SELECT count(*) FROM sp_checkpoints WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295),"
                     " calls = (SELECT count(*) FROM sp_calls WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295),"
                     " pauses = (SELECT count(*) FROM sp_pauses WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295)"

@@ -49,6 +49,9 @@ class Removals:
     def prune(self, task: str, seqs: Iterable[int], *, space: str = "", dry_run: bool = False, sweep: bool = True) -> Pruned:
         return prune(self._db, self._locks, task, seqs, space, dry_run=dry_run, sweep=sweep)
 
+    def pruning(self, task: str, seqs: Iterable[int], *, space: str = "", sweep: bool = True) -> Iterator[None]:
+        return _pruning(self._db, self._locks, task, seqs, space, sweep)
+
     def live_objects(self, task: str) -> int:
         with self._db.reading() as conn:
             return int(conn.rows(sql("sqlite_sweep")["live_objects"], (task,))[0][0])
@@ -117,15 +120,13 @@ def _objects(db: Database, n: int, wanted: list[bytes]) -> list[Obj]:
 def prune(db: Database, locks: LockFile, task: str, seqs: Iterable[int], space: str, *, dry_run: bool, sweep: bool) -> Pruned:
     wanted = set(seqs)
     pruned = Pruned((), 0, 0, 0)
-    with db.reading() as conn:
-        at = conn.rows(reads()["number"], (task,))
-        large = bool(at) and conn.rows(sql("sqlite_sweep")["amount"], (at[0][0], LARGE + 1))[0][0] > LARGE
+    n = _large(db, task)
     try:
-        if large:
+        if n is not None:
             if not dry_run:
                 with db.writing(False) as conn:
-                    drop_dead_stages(conn, locks, at[0][0])
-            return sqlite_bigsweep.prune(db, locks, at[0][0], wanted, space, dry_run=dry_run, sweep=sweep)
+                    drop_dead_stages(conn, locks, n)
+            return sqlite_bigsweep.prune(db, locks, n, wanted, space, dry_run=dry_run, sweep=sweep)
         with db.writing(False) as conn:
             at = conn.rows(reads()["number"], (task,))
             if at:
@@ -139,6 +140,28 @@ def prune(db: Database, locks: LockFile, task: str, seqs: Iterable[int], space: 
         raise _again("pruned", task, failed) from failed.cause
     _probe.at("prune.after")
     return pruned
+
+
+def _pruning(db: Database, locks: LockFile, task: str, seqs: Iterable[int], space: str, sweep: bool) -> Iterator[None]:
+    n = _large(db, task)
+    if n is None:
+        prune(db, locks, task, seqs, space, dry_run=False, sweep=sweep)
+        yield
+        return
+    try:
+        with db.writing(False) as conn:
+            drop_dead_stages(conn, locks, n)
+        yield from sqlite_bigsweep.pruning(db, locks, n, set(seqs), space, dry_run=False, sweep=sweep)
+    except CommitFailed as failed:
+        raise _again("pruned", task, failed) from failed.cause
+
+
+def _large(db: Database, task: str) -> int | None:
+    """The number of a task that is too large to be pruned in one transaction."""
+    with db.reading() as conn:
+        at = conn.rows(reads()["number"], (task,))
+        large = bool(at) and conn.rows(sql("sqlite_sweep")["amount"], (at[0][0], LARGE + 1))[0][0] > LARGE
+    return at[0][0] if large else None
 
 
 def _prune(conn: Connection, locks: LockFile, n: int, wanted: set[int], space: str, sweep: bool) -> Pruned:

@@ -70,7 +70,7 @@ SELECT k, seq, refs FROM sp_checkpoints WHERE k > ?1 AND k <= ?2 ORDER BY k LIMI
 SELECT k, no, version, base_seq, args_refs, result_refs FROM sp_calls WHERE k > ?1 AND k <= ?2 ORDER BY k LIMIT ?3
 
 -- name: object_sizes
-SELECT name, refs, stage, length(data) FROM sp_objects WHERE task = ?2 AND name > ?1 ORDER BY name LIMIT ?3
+SELECT name, refs, stage, length(data), k FROM sp_objects WHERE task = ?2 AND name > ?1 ORDER BY name LIMIT ?3
 
 -- name: call_versions
 SELECT no, version FROM sp_calls WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295
