@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from safepoint.branching import Journal
     from safepoint.checkpointer import Checkpointer
     from safepoint.doctoring import Doctor
-    from safepoint.integrity import Progress, Repair
+    from safepoint.integrity import Repair
     from safepoint.model import Checkpoint, StoreCleanup
     from safepoint.moving import CopyReport, ExportReport, ImportReport, OnProgress
     from safepoint.portable_io import Target
@@ -90,7 +90,7 @@ class MoreAsyncVerbs:
         """``progress`` is called on a thread."""
         return await self._off(lambda: self.sync.import_(path_or_file, task_id=task_id, progress=progress))
 
-    async def verify(self, task_id: str | None = None, *, progress: Progress | None = None) -> Verification:
+    async def verify(self, task_id: str | None = None, *, progress: OnProgress | None = None) -> Verification:
         """``progress`` is called on a thread."""
         return await self._off(lambda: self.sync.verify(task_id, progress=progress))
 
@@ -100,7 +100,7 @@ class MoreAsyncVerbs:
         *,
         into: str | Store | None = None,
         in_place: bool = False,
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
     ) -> Repair:
         """``progress`` is called on a thread."""
         return await self._off(lambda: self.sync.repair(task_id, into=into, in_place=in_place, progress=progress))

@@ -13,6 +13,7 @@ from safepoint.doctoring import DoctorVerbs
 from safepoint.editing import EditingVerbs
 from safepoint.errors import Damaged, NotFound, SafepointError, Unavailable, UsageError
 from safepoint.model import Obj, check_id, now, to_us
+from safepoint.moving import OnProgress, Progress
 from safepoint.rows import Aside, Lost
 from safepoint.rules.mending import FellBack, Mended, mend
 from safepoint.rules.verifying import Audit, BranchReport, Damage, Note, Verification, spans
@@ -21,10 +22,7 @@ from safepoint.stores.base import Store
 if TYPE_CHECKING:
     from safepoint.checkpointer import Checkpointer
 
-__all__ = ["IntegrityVerbs", "Progress", "Repair", "audit_task"]
-
-Progress = Callable[[int, int], Any]
-"""Told now and then: bytes read so far, tasks done so far."""
+__all__ = ["IntegrityVerbs", "Repair", "audit_task"]
 
 _TICK = 4_000_000
 _SURE = 4
@@ -45,7 +43,7 @@ class IntegrityVerbs(DoctorVerbs, EditingVerbs):
         @staticmethod
         def _no_task(task_id: str) -> NotFound: ...
 
-    def verify(self, task_id: str | None = None, *, progress: Progress | None = None) -> Verification:
+    def verify(self, task_id: str | None = None, *, progress: OnProgress | None = None) -> Verification:
         """Read everything that is stored, of one task or of all, and say exactly what is damaged and what still loads.
 
         Every object is hashed once, every row compared with its seal, every reference followed, and the heads of all branches
@@ -54,7 +52,7 @@ class IntegrityVerbs(DoctorVerbs, EditingVerbs):
         kept, so that memory grows with the number of objects only.
 
         Args:
-            progress: Called with the bytes read and the tasks done so far.
+            progress: Called now and then with the tasks done and the bytes read; how many there are is not known (``total`` is 0).
 
         Raises:
             NotFound: no such task, and nothing that is left of one. Unavailable: the store does not answer.
@@ -62,14 +60,14 @@ class IntegrityVerbs(DoctorVerbs, EditingVerbs):
         begun = time.perf_counter()
         total = _Total(progress)
         if task_id is not None:
-            if not total.add(audit_task(self.store, check_id(task_id), True, total.tick), every=True):
+            if not total.add(audit_task(self.store, check_id(task_id), True, total.ticker(task_id)), every=True):
                 raise self._no_task(task_id)
         else:
             for name in self.store.walk_tasks():
                 if isinstance(name, Lost):
                     total.lost(name)
                 else:
-                    total.add(audit_task(self.store, name, False, total.tick), every=False)
+                    total.add(audit_task(self.store, name, False, total.ticker(name)), every=False)
             for lost in self.store.structure():
                 total.lost(lost)
             for lost in self.store.strays():
@@ -97,7 +95,7 @@ class IntegrityVerbs(DoctorVerbs, EditingVerbs):
         *,
         into: str | Store | Checkpointer | None = None,
         in_place: bool = False,
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
     ) -> Repair:
         """Make a store without the damage of this one: what is whole stays as it is, the rest is set aside, never deleted.
 
@@ -110,6 +108,7 @@ class IntegrityVerbs(DoctorVerbs, EditingVerbs):
         Args:
             task_id: Only this one.
             into: An empty store, its URL or its checkpointer.
+            progress: As that of ``verify``.
 
         Raises:
             NotFound: no such task. LeaseHeld: a live run holds it (in place only). Conflict: it has changed meanwhile.
@@ -164,7 +163,7 @@ class IntegrityVerbs(DoctorVerbs, EditingVerbs):
             raise UsageError(f"{url} is not empty", "a repair begins with an empty store", "Name another one.", url=url)
         return target, own
 
-    def _repair_in_place(self, task_id: str | None, progress: Progress | None) -> Repair:
+    def _repair_in_place(self, task_id: str | None, progress: OnProgress | None) -> Repair:
         store = self.store
         broken = next(store.structure(), None)
         if broken is not None and broken.where != "sp_tasks":
@@ -176,7 +175,7 @@ class IntegrityVerbs(DoctorVerbs, EditingVerbs):
             )
         repaired = Repair(url=store.url, in_place=True, backup=None)
         for name in self._names(task_id, repaired):
-            audit = audit_task(store, name, True, _ticker(progress))
+            audit = audit_task(store, name, True, _ticker(progress, repaired.tasks, name))
             if not audit.parts:
                 if task_id is None:
                     continue  # deleted meanwhile
@@ -267,10 +266,10 @@ class Repair:
         return "\n".join(lines)
 
 
-def _repair_into(store: Store, target: Store, task: str, repaired: Repair, progress: Progress | None) -> bool:
+def _repair_into(store: Store, target: Store, task: str, repaired: Repair, progress: OnProgress | None) -> bool:
     """False if there is nothing of such a task."""
     for _ in range(_TRIES):
-        audit = audit_task(store, task, True, _ticker(progress))
+        audit = audit_task(store, task, True, _ticker(progress, repaired.tasks, task))
         if not audit.parts:
             return False
         mended = mend(audit, lambda: store.walk(task), to_us(now()))
@@ -293,8 +292,9 @@ def _unread(damage: Damage, store: Store) -> bool:
     return damage.kind != "older" and "counts" not in damage.why and not store.sets_unread_aside
 
 
-def _ticker(progress: Progress | None) -> Callable[[int], None]:
-    return (lambda more: None) if progress is None else (lambda more: progress(more, 0) and None)
+def _ticker(progress: OnProgress | None, done: int, task: str, before: int = 0) -> Callable[[int], None]:
+    """What is told how many bytes of a task have been read, ``before`` with those of other tasks."""
+    return (lambda read: None) if progress is None else (lambda read: progress(Progress(done, 0, before + read, task)))
 
 
 def _backup(store: Store) -> str | None:
@@ -314,7 +314,7 @@ def _backup(store: Store) -> str | None:
 class _Total:
     """What was found in all tasks so far."""
 
-    def __init__(self, progress: Progress | None) -> None:
+    def __init__(self, progress: OnProgress | None) -> None:
         self.tasks = self.checkpoints = self.calls = self.pauses = self.objects = self.bytes = 0
         self.damages: list[Damage] = []
         self.notes: list[Note] = []
@@ -332,16 +332,15 @@ class _Total:
         self.notes += audit.notes
         if every or audit.damages:
             self.branches += audit.branches()
-        self.tick(0)
+        self.ticker(audit.task)(0)
         return True
 
     def lost(self, lost: Lost) -> None:
         kind: Any = lost.kind
         self.damages.append(Damage(None, lost.what, lost.where, lost.why, kind))
 
-    def tick(self, more: int) -> None:
-        if self._progress is not None:
-            self._progress(self.bytes + more, self.tasks)
+    def ticker(self, task: str) -> Callable[[int], None]:
+        return _ticker(self._progress, self.tasks, task, self.bytes)
 
 
 def audit_task(store: Store, task: str, branches: bool, tick: Callable[[int], None] = lambda more: None) -> Audit:

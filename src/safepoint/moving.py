@@ -14,7 +14,7 @@ from safepoint import _probe, imaging, portable, portable_io
 from safepoint._version import __version__
 from safepoint.checking import check_number, store_of
 from safepoint.codec import chunks, states
-from safepoint.errors import Conflict, Damaged, LeaseHeld, NewerFormat, NotFound, SafepointError, UsageError
+from safepoint.errors import Conflict, Damaged, LeaseHeld, NewerFormat, NotFound, SafepointError, StoreFull, UsageError
 from safepoint.model import Obj, check_id
 from safepoint.portable import Content
 from safepoint.portable_io import Target
@@ -36,12 +36,13 @@ _TRIES = 5
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a copy, an export or an import is: tasks of all tasks (copy), or checkpoints of all checkpoints."""
+    """How far a verb is: tasks of all tasks (copy, verify, repair), or checkpoints of all checkpoints (export, import)."""
 
     done: int
     total: int
+    """0 where nobody knows yet."""
     bytes: int
-    """Written so far, before any packing."""
+    """Read or written so far, before any packing."""
     task_id: str
     """What it is at."""
 
@@ -144,7 +145,7 @@ class MovingVerbs:
 
         Raises:
             NotFound: no such task. Conflict: a task of that name is there and is another one, or has gone on by itself. Damaged,
-            NewerFormat, LeaseHeld: the task is not copied. Where all are copied, those that can be are before this is raised;
+            NewerFormat, LeaseHeld, StoreFull: the task is not copied. Where all are copied, those that can be are before this is raised;
             ``details["report"]`` says which.
         """
         if held not in ("copy", "refuse"):
@@ -161,7 +162,7 @@ class MovingVerbs:
                 _tell(progress, i, len(names), size, name)
                 try:
                     copied = _copy(self.store, target, name, skip_damaged, held)
-                except (Conflict, Damaged, NewerFormat, LeaseHeld) as error:
+                except (Conflict, Damaged, NewerFormat, LeaseHeld, StoreFull) as error:
                     if task_id is not None:
                         raise
                     problems.append(error)
@@ -226,7 +227,8 @@ class MovingVerbs:
 
         Raises:
             Damaged: the file is cut or was changed, or is no export. NewerFormat: of a newer safepoint. Conflict: another task of
-            that name is there. LeaseHeld: a live run holds it. NotFound, UsageError: the file cannot be read.
+            that name is there. LeaseHeld: a live run holds it. NotFound, UsageError: the file cannot be read. StoreFull: a store that
+            keeps each state whole has no room for all of them (1 GiB), or there is none on the disk.
         """
         name = None if task_id is None else check_id(task_id)
         self.store.tasks(limit=1)  # a store that is closed says so before a file is read

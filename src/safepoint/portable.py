@@ -29,7 +29,7 @@ from safepoint.codec import chunks, values
 from safepoint.codec.chunks import Packed
 from safepoint.codec.jsonform import from_json, to_json
 from safepoint.codec.states import FORMAT as STATES
-from safepoint.errors import Damaged, NewerFormat, SafepointError, UsageError
+from safepoint.errors import Damaged, NewerFormat, SafepointError, StoreFull, UsageError
 from safepoint.model import CALL_STATUSES, KINDS, STATUSES, Metrics, Obj, check_id
 from safepoint.rows import BranchRow, CallRow, CheckpointRow, Head, Image, Numbers, PauseRow, TaskRow, replace
 from safepoint.rules.diffing import apply, compare
@@ -41,6 +41,9 @@ __all__ = ["FORMAT", "LINE_MAX", "Content", "Packer", "flat_digest", "flat_of", 
 FORMAT: Final = 1
 LINE_MAX: Final = 256 * 1024 * 1024
 """Bytes of a line: the largest state that can be exported or imported is about this, in JSON."""
+WHOLE_MAX: Final = 1024**3
+"""Bytes of all states of a task together, for a store that keeps each of them whole: they are in memory before any is written, and
+a small file can stand for any number of large ones."""
 PARTS: Final = ("messages", "agent_state", "metadata", "step", "turns", "finished")
 _ORDER: Final = ("task", "branch", "checkpoint", "call", "pause")
 _NUMBER: Final = 2**31
@@ -73,10 +76,22 @@ class Packer:
         self.chunked = chunked
         self.objects: dict[bytes, Obj] = {}
         self._base: Packed | None = None
+        self._whole = 0
 
     def state(self, tree: dict[str, Any], flat: bytes) -> tuple[bytes, bytes, bytes]:
-        """Root, refs and digest of a state. ``flat`` is its encoding in one piece."""
+        """Root, refs and digest of a state. ``flat`` is its encoding in one piece.
+
+        Raises:
+            StoreFull: too much for a store that is not chunked.
+        """
         if not self.chunked:
+            self._whole += len(flat)
+            if self._whole > WHOLE_MAX:
+                raise StoreFull(
+                    f"the states of the task take more than {WHOLE_MAX} bytes",
+                    "the store keeps each of them whole",
+                    "Take a store such as sqlite:///agent.db, or delete old checkpoints of it with cleanup first.",
+                )
             return flat, b"", chunks.root_digest(flat, b"")
         self._base = self._packed(tree, self._base, opened=True)
         return self._base.data, self._base.refs, self._base.digest
@@ -372,7 +387,8 @@ def read(given: Iterable[bytes], *, chunked: bool, task: str | None = None) -> C
         task: The name that the task gets, instead of its own.
 
     Raises:
-        Damaged: it is cut, edited, or no export at all. NewerFormat: of a newer safepoint.
+        Damaged: it is cut, edited, or no export at all. NewerFormat: of a newer safepoint. StoreFull: its states are too much for
+            a store that is not chunked.
     """
     return _Reading(chunked, task).all(given)
 
@@ -406,7 +422,7 @@ class _Reading:
             count += 1
             try:
                 self.take(kind, record, count)
-            except NewerFormat:
+            except (NewerFormat, StoreFull):
                 raise
             except SafepointError as error:
                 raise _bad(count, f"{error.what}: {error.why}" if error.why else error.what) from None

@@ -696,6 +696,25 @@ def test_the_same_import_at_the_same_time_is_one_import(place, tmp_path, monkeyp
     assert two.import_(tmp_path / "one").result == "unchanged"
 
 
+def test_a_small_file_does_not_become_any_number_of_large_states(place, tmp_path, monkeypatch):
+    one, chunked, file, flat = place("memory"), place("sqlite"), place("file"), place("flat")
+    state = State("t", agent_state={"big": "x" * 100_000})
+    for _ in range(40):
+        state.step += 1
+        one.save(state)
+    one.save(State("u"))
+    assert one.export("t", tmp_path / "t").bytes < 200_000
+    monkeypatch.setattr("safepoint.portable.WHOLE_MAX", 1_000_000)
+    for two in (file, flat):
+        with pytest.raises(safepoint.StoreFull, match="keeps each of them whole"):
+            two.import_(tmp_path / "t")
+        with pytest.raises(safepoint.StoreFull) as caught:
+            one.copy_to(two)
+        assert caught.value.details["copied"] == ["u"]
+        assert tasks(two) == ["u"]
+    assert chunked.import_(tmp_path / "t").result == "imported"
+
+
 def test_a_status_that_is_none_is_refused(whole):
     lines = [json.loads(line) for line in whole.splitlines()][:-1]
     lines[1]["task"]["status"] = "asleep"

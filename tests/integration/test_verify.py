@@ -104,8 +104,8 @@ def test_progress_is_told(cp):
     made(cp, "a")
     made(cp, "b")
     seen = []
-    found = cp.verify(progress=lambda read, tasks: seen.append((read, tasks)))
-    assert seen[-1] == (found.bytes, 2)
+    found = cp.verify(progress=seen.append)
+    assert seen[-1] == safepoint.Progress(done=2, total=0, bytes=found.bytes, task_id="b")
 
 
 @pytest.mark.parametrize("how", ["missing", "corrupt"])

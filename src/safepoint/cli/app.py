@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -15,15 +17,15 @@ from safepoint.cli import facts, views
 from safepoint.cli.ending import STORE, code_of
 from safepoint.cli.opening import PlainCheckpointer, open_plain, split_at
 from safepoint.cli.screen import Screen
-from safepoint.cli.text import name, shell
+from safepoint.cli.text import clean, name, shell, size
 from safepoint.codec import masked, to_json
 from safepoint.errors import Damaged, NotFound, UsageError
-from safepoint.model import STATUSES, Done, NotDone
+from safepoint.model import CALL_STATUSES, STATUSES, Done, NotDone
+from safepoint.moving import OnProgress, Progress
 
-__all__ = ["as_json", "cli", "common", "limit", "opened", "yes"]
+__all__ = ["as_json", "cli", "common", "limit", "opened", "shown", "yes"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-CALL_STATUSES = ("started", "succeeded", "failed", "paused", "in_doubt", "quarantined")
 _JSON = "safepoint.json"
 
 
@@ -394,3 +396,28 @@ def _json(text: str, what: str) -> Any:
         raise UsageError(
             f"{what} is not JSON", "", """Text needs its own quotes: '"sent"'; nothing is written as null."""
         ) from None
+
+
+@contextmanager
+def shown(things: str) -> Iterator[OnProgress | None]:
+    """For ``progress=``: a line that tells how far it is, on a terminal; None anywhere else."""
+    if as_json() or not sys.stderr.isatty():
+        yield None
+        return
+    last = 0.0
+
+    def show(p: Progress) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= 0.1:
+            last = now
+            done = f"{p.done}/{p.total}" if p.total else f"{p.done}"
+            sys.stderr.write(f"\r\x1b[K{done} {things}, {size(p.bytes)}  {clean(p.task_id)[:40]}")
+            sys.stderr.flush()
+
+    try:
+        yield show
+    finally:
+        if last:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

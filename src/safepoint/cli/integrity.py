@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import click
 
-from safepoint.cli.app import as_json, cli, common, opened, yes
+from safepoint.cli.app import as_json, cli, common, opened, shown, yes
 from safepoint.cli.ending import STORE
 from safepoint.cli.screen import Column, Screen, Styled
 from safepoint.cli.text import clean, clock, command, in_shell, iso, name, shell, size
@@ -30,8 +27,8 @@ def verify(task: str | None) -> int:
     Of one task, or of all with the store's own structure. Agents may work meanwhile; nothing is changed. Exit code 6 if
     anything is damaged.
     """
-    with opened() as cp, _progress() as told:
-        found = cp.verify(task, progress=told)
+    with opened() as cp, shown("tasks") as progress:
+        found = cp.verify(task, progress=progress)
     if as_json():
         Screen().json(_verification(found))
     else:
@@ -53,8 +50,8 @@ def repair(task: str | None, into: str | None, in_place: bool, yes: bool) -> Non
     """
     if in_place and not yes:
         click.confirm("Change this store? A copy of it is made first.", abort=True, err=True)
-    with opened() as cp, _progress() as told:
-        done = cp.repair(task, into=into, in_place=in_place, progress=told)
+    with opened() as cp, shown("tasks") as progress:
+        done = cp.repair(task, into=into, in_place=in_place, progress=progress)
     if as_json():
         Screen().json(_repair(done))
     else:
@@ -76,24 +73,6 @@ def doctor(task: str) -> None:
         Screen().json(_doctor(found))
     else:
         _examined(Screen(), found)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None] | None]:
-    """How far it is, on a terminal's standard error."""
-    if as_json() or not sys.stderr.isatty():
-        yield None
-        return
-
-    def told(read: int, tasks: int) -> None:
-        sys.stderr.write(f"\r{size(read)}, {tasks} tasks\x1b[K")
-        sys.stderr.flush()
-
-    try:
-        yield told
-    finally:
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
 
 
 # -- as JSON

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import click
 
 from safepoint.checkpointer import Checkpointer
-from safepoint.cli.app import as_json, cli, common, opened
+from safepoint.cli.app import as_json, cli, common, opened, shown
 from safepoint.cli.ending import STORE
 from safepoint.cli.opening import open_made, split_at
 from safepoint.cli.screen import Screen
-from safepoint.cli.text import clean, name, shell, size
+from safepoint.cli.text import name, shell, size
 from safepoint.codec import masked
 from safepoint.errors import NotFound, SafepointError, UsageError
-from safepoint.moving import CopyReport, Progress
+from safepoint.moving import CopyReport
 from safepoint.rules.diffing import compare
 
 __all__: list[str] = []
@@ -41,7 +38,7 @@ def copy(task: str | None, to: str, skip_damaged: bool, held: Any) -> None:
     Whole tasks, with all branches, checkpoints, calls and pauses. Doing it again changes nothing, or brings the copy up to date.
     """
     try:
-        with opened() as cp, open_made(to) as other, _shown("tasks") as progress:
+        with opened() as cp, open_made(to) as other, shown("tasks") as progress:
             report = cp.copy_to(other, task, skip_damaged=skip_damaged, held=held, progress=progress)
     except SafepointError as error:
         if isinstance(done := error.details.get("report"), CopyReport) and not as_json():
@@ -89,7 +86,7 @@ def export(task: str, file: str) -> None:
             raise UsageError("standard output is a terminal", "an export is data", "Name a FILE, or redirect the output.")
         sys.stdout.flush()
         out = sys.stdout.buffer
-    with opened() as cp, _shown("checkpoints") as progress:
+    with opened() as cp, shown("checkpoints") as progress:
         task, seq = split_at(cp, task)
         report = cp.export(task, out, seq=seq, progress=progress)
     if file == "-":
@@ -118,7 +115,7 @@ def import_(file: str, task: str | None) -> None:
     elif not os.path.exists(file):
         raise NotFound(f"there is no file {name(file)}", "", "Correct the path.")  # before a store is made for it
     url = click.get_current_context().meta.get(STORE) or os.environ.get("SAFEPOINT_URL")
-    with open_made(url) as cp, _shown("checkpoints") as progress:
+    with open_made(url) as cp, shown("checkpoints") as progress:
         report = cp.import_(source, task_id=task, progress=progress)
     fields = ("task_id", "what", "result", "branch", "seq", "checkpoints", "calls", "pauses")
     if as_json():
@@ -186,27 +183,3 @@ def _head(cp: Checkpointer, task: str) -> int:
     if seq is None:
         raise NotFound(f"task {name(task)} has no checkpoint yet", "", f"See `safepoint log {shell(task)}`.", task=task)
     return seq
-
-
-@contextmanager
-def _shown(things: str) -> Iterator[Any]:
-    """A line that tells how far it is, on a terminal; None anywhere else."""
-    if as_json() or not sys.stderr.isatty():
-        yield None
-        return
-    last = 0.0
-
-    def show(p: Progress) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= 0.1:
-            last = now
-            sys.stderr.write(f"\r\x1b[K{p.done}/{p.total} {things}, {size(p.bytes)}  {clean(p.task_id)[:40]}")
-            sys.stderr.flush()
-
-    try:
-        yield show
-    finally:
-        if last:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
