@@ -88,13 +88,16 @@ class BranchVerbs:
                 asks = "a person chooses the checkpoint"
             if state is not None:
                 guard = state._base.control.guard
+            older = self.store.older(task_id)
             if state is not None and choice.skipped:
-                line, guard, branch = self._fallen(choice)
+                line, guard, branch = self._fallen(choice, older)
             elif anew:
                 found = choice.survey
                 assert found is not None
-                guard = recovery.reach(found.whole, found.branches, found.calls, {line, *(b.line for b in found.branches)})
+                line, guard = recovering.anew(found)
                 branch = recovering.next_branch(found)
+            if older is not None and not (state is not None and choice.skipped):
+                guard = max(guard, recovering.guard_for_older(cp, row, older))
         step = state.step if state is not None else 0
         rows, damaged = recovering.recorded_calls(cp, row, line, step) if problem is None else ([], None)
         if damaged is not None:
@@ -135,7 +138,7 @@ class BranchVerbs:
         head = choice.survey.header(here.head.seq) if choice.survey is not None and here is not None else None
         return head is not None and here is not None and recovery.set_by_hand(head, here)
 
-    def _fallen(self, choice: recovering.Choice) -> tuple[int, int, str]:
+    def _fallen(self, choice: recovering.Choice, older: int | None) -> tuple[int, int, str]:
         """Line, guard and branch of the run that falls back."""
         found, state, chosen = choice.survey, choice.state, choice.chosen
         assert found is not None
@@ -143,7 +146,7 @@ class BranchVerbs:
         assert chosen is not None
         left = choice.head_state._base.control.guard if choice.head_state is not None else None
         own = state._base.control.guard
-        course = recovering.course_from(found, chosen, journal="inherit", left_guard=left, own_guard=own)
+        course = recovering.course_from(found, chosen, journal="inherit", left_guard=left, own_guard=own, older=older)
         return course.line or 1, course.guard, recovering.next_branch(found)
 
     def _shown(self, task_id: str, rows: list[CallRow]) -> tuple[dict[int, Call], set[int]]:
@@ -219,7 +222,7 @@ class BranchVerbs:
                 return recovering.course_from(there, chosen, journal=journal, left_guard=left, own_guard=own, older=older)
 
             status = _status(before, back)
-            patch = TaskPatch(status=status, reason=f"rewound to {seq}")
+            patch = TaskPatch(status=status, reason=f"rewound to {seq}", guarded=older is not None)
             new = recovering.branch_off(
                 cp, found, chosen, course(found), name=None, kind="manual", guard=grant.guard, patch=patch, again=course
             )

@@ -356,8 +356,9 @@ class Checkpointer(
             raise
 
     def _has_checkpoints(self, task_id: str) -> bool:
+        # One that has calls had some: a task that lost them all is not new, and would do again what it did.
         row = self.store.task(task_id)
-        return row is not None and row.checkpoints > 0
+        return row is not None and (row.checkpoints > 0 or bool(self.store.calls(task_id, bodies=False, limit=1)[0]))
 
     def load(self, task_id: str, *, seq: int | None = None, branch: str | None = None, id: str | None = None) -> State:
         """The state of one checkpoint, named by exactly one of ``seq``, ``branch`` (its head) or ``id``.

@@ -62,6 +62,8 @@ class EditingVerbs:
 
     def _accept_older(self, task: str) -> Checkpoint | None:
         if self.store.rolled_back(task) is None:
+            if self.store.task(task) is None:
+                raise self._no_task(task)
             raise UsageError(
                 f"task {task!r} is not older than what was acknowledged",
                 "",

@@ -168,6 +168,12 @@ def guard_for_lost(cp: Checkpointer, row: TaskRow, line: int, step: int) -> int:
     return max(recovery.reach(found.whole, found.branches, found.calls, {line}), step + 1)
 
 
+def guard_for_older(cp: Checkpointer, row: TaskRow, older: int) -> int:
+    """Where the store lacks checkpoints that it acknowledged: the guard over all steps that may have been come to."""
+    found = survey(cp, row)
+    return recovery.reach_beyond(found.whole, found.branches, found.calls, older)
+
+
 def is_whole(task: str, row: CheckpointRow | CallRow) -> bool:
     try:
         row.check(task, "")
@@ -454,6 +460,14 @@ def branch_off(
         return under_guard(cp, found.task, new, more, of=guard) if more > course.guard else new
 
 
+def anew(found: Survey) -> tuple[int, int]:
+    """Line and guard of a task that is begun anew: on the journal that it had, under a guard over all that it came to."""
+    left = found.branch()
+    line = left.line if left is not None else max((c.line for c in found.calls), default=1)
+    every = {line, *(b.line for b in found.branches), *(c.line for c in found.calls)}
+    return line, recovery.reach(found.whole, found.branches, found.calls, every)
+
+
 def next_branch(found: Survey) -> str:
     """The name that the next automatic branch gets."""
     return recovery.next_name(found.row.branch, {b.name for b in found.branches} | {r.branch for r in found.rows})
@@ -571,7 +585,7 @@ def no_branch(task: str, name: str) -> NotFound:
 
 def taken_as_it_is(cp: Checkpointer, task: str, seq: int) -> int | None:
     """A person has chosen a checkpoint: if the store refuses the task as older than what it acknowledged, it is now taken as it
-    stands. Returns how many checkpoints are missing then, None if the task is not older."""
+    stands. Returns how many checkpoints are missing then, or were when it was, and are under no guard yet; None if none are."""
     try:
         cp.store.task(task)
         cp.store.read(task)
@@ -581,8 +595,8 @@ def taken_as_it_is(cp: Checkpointer, task: str, seq: int) -> int | None:
                 raise
             cp.store.accept(task)
             log.warning("task %s is older than what was acknowledged, and was taken as it stands: %s", task, error.why)
-            return max(0, int(error.details.get("acknowledged") or 0) - int(error.details.get("known") or 0))
-    return None
+            at("accept.after")
+    return cp.store.older(task)
 
 
 def check_journal(value: object) -> str:

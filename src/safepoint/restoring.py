@@ -106,6 +106,7 @@ class Restoring(Ending):
 
     _wish: Wish
     _older: int | None
+    """How many checkpoints the store lacked when it was accepted as it stands, until that is under a guard."""
     _prepare: Prepare | None
     _steps: dict[int, list[CallRow]]
     _pauses: list[PauseRow]
@@ -148,6 +149,8 @@ class Restoring(Ending):
             caller=weakref.ref(self),
             base=state._base if state is not None else None,
         )
+        if self._older is not None:
+            start.why = yield Io(lambda: self._stand_beyond(start.task))
         self._flow.parks_below, self._flow.parks_why = self._control.guard, start.why
         self._flow.counters = yield Io(lambda: self._counters(start.task.attempts))
         if state is None:
@@ -165,6 +168,8 @@ class Restoring(Ending):
 
     def _choose(self) -> _Start:
         cp, task, wish = self.cp, self.task_id, self._wish
+        if self._older is None:
+            self._older = cp.store.older(task)
         row = cp.store.task(task)
         assert row is not None  # acquired
         if wish.branch is not None and wish.branch != row.branch:
@@ -263,7 +268,7 @@ class Restoring(Ending):
         left = recovering.guard_in(choice.head_state) if choice.head_state is not None else None
 
         def course(there: recovering.Survey) -> Course:
-            return recovering.course_from(there, chosen, journal="inherit", left_guard=left, own_guard=own)
+            return recovering.course_from(there, chosen, journal="inherit", left_guard=left, own_guard=own, older=self._older)
 
         return self._branched(found, chosen, state, course, "fallback", "step", choice.skipped)
 
@@ -279,9 +284,11 @@ class Restoring(Ending):
     ) -> _Start:
         assert self._grant is not None
         course = find(found)
+        patch = TaskPatch(guarded=self._older is not None)
         row = recovering.branch_off(
-            self.cp, found, chosen, course, name=None, kind=kind, guard=self._grant.guard, patch=TaskPatch(), again=find
+            self.cp, found, chosen, course, name=None, kind=kind, guard=self._grant.guard, patch=patch, again=find
         )
+        self._older = None
         guard = states.guard_of(row)
         saved, seq = state.created_at, state.seq
         base = state._base
@@ -306,9 +313,7 @@ class Restoring(Ending):
         assert self._grant is not None
         found = choice.survey
         assert found is not None
-        left = found.branch()
-        line = left.line if left is not None else 1
-        guard = recovery.reach(found.whole, found.branches, found.calls, {line, *(b.line for b in found.branches)})
+        line, guard = recovering.anew(found)
         state, control = self._blank(), Control(guard=guard, requires=self._wish.requires)
         patch = self._prepare(state, control) if self._prepare is not None else TaskPatch()
         name = state.branch = recovering.next_branch(found)
@@ -419,6 +424,14 @@ class Restoring(Ending):
         self._flow.parks_why = "records of calls are damaged or lost"
         log.warning("records of calls of %s are damaged: no write is made on its own below step %d", self.task_id, reached)
         return self._flow.parks_why
+
+    def _stand_beyond(self, task: TaskRow) -> str:
+        """A store that lacks what it acknowledged was accepted, and no run has been here since. Kept with the next save, which
+        also takes the mark from the store."""
+        assert self._older is not None
+        guard = self._control.guard = max(self._control.guard, recovering.guard_for_older(self.cp, task, self._older))
+        log.warning("%s was accepted as it stood: no write is made on its own below step %d", self.task_id, guard)
+        return recovery.OLDER
 
     def _note_death(self, row: CallRow, n: int) -> Script[CallRow]:
         """Count the deaths that an open call was alone at, or begin the count anew."""
