@@ -1,6 +1,7 @@
 """repair of the file store: damaged documents and journals move to .quarantine, and what is whole goes on."""
 
 import json
+import threading
 
 import pytest
 
@@ -125,3 +126,67 @@ def test_what_somebody_else_put_there_is_left_alone(cp, place):
     cp.repair(in_place=True)
     assert (place / "README.md").read_text() == "mine"
     assert json.loads(documents(place)[0].read_text())
+
+
+def test_what_becomes_a_checkpoint_meanwhile_is_no_stray(cp, place, monkeypatch):
+    state = made(cp)
+    (newest,) = [p for p in documents(place) if p.stem.lstrip("0") == "6"]
+    # What a process has left that was killed before the line that tells of it.
+    newest.with_name(newest.name.replace("6", "7")).write_bytes(newest.read_bytes())
+    look = cp.store.strays
+
+    def late():
+        found = look()
+        cp.save(state)
+        return found
+
+    monkeypatch.setattr(cp.store, "strays", late)
+    cp.store.set_strays_aside()
+    assert cp.load("t", seq=7).messages == state.messages
+    assert cp.verify().ok
+
+
+def test_a_document_whose_line_is_on_its_way_is_no_stray(cp, monkeypatch):
+    state = made(cp)
+    seen = []
+
+    def look(point):
+        if point == "commit.before" and not seen:  # its document has its name
+            thread = threading.Thread(target=lambda: seen.append(cp.store.strays()))
+            thread.start()
+            thread.join(0.2)
+            seen.append(thread)
+
+    monkeypatch.setattr(_probe, "hook", look)
+    cp.save(state)
+    seen[0].join()
+    assert seen[1] == []
+
+
+def test_a_repair_that_ends_before_it_counts_adds_no_damage(cp, place, monkeypatch):
+    made(cp)
+    cp.fork("t", 6, name="side")
+    state = cp.load("t", branch="side")
+    state.messages.append(big(50))
+    cp.save(state)
+    state = cp.load_latest("t")
+    state.messages.append(big(51))
+    cp.save(state)
+    for seq in {b.head.seq for b in cp.store.branches("t")}:
+        spoil(place, seq, "cut")
+    before = {d.what for d in cp.verify().damages}
+
+    def end(point):
+        if point == "repair.before":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(_probe, "hook", end)
+    with pytest.raises(KeyboardInterrupt):
+        cp.repair(in_place=True)
+    monkeypatch.undo()
+    cp.close()
+    with safepoint.open(f"file:///{place}", durability="process") as again:
+        assert {d.what for d in again.verify().damages if d.kind != "stray"} == before
+        again.repair(in_place=True)
+        assert again.verify().ok
+        assert {b.name for b in again.store.branches("t")} == {"main", "main~1", "side", "side~1"}

@@ -18,7 +18,7 @@ from safepoint.rows import Aside, CallRow, CheckpointRow, Image, replace
 from safepoint.stores import file_rows, filenames, refusals
 from safepoint.stores.file_folder import Folders
 from safepoint.stores.file_journal import rewritten
-from safepoint.stores.file_whole import book_of
+from safepoint.stores.file_whole import announce, book_of
 
 __all__ = ["QUARANTINE", "Mends"]
 
@@ -35,6 +35,8 @@ class Mends:
         def _refuse_if_held(self, root: int, task: str) -> Any: ...
 
         def strays(self) -> list[Any]: ...
+
+        def _strays_of(self, root: int, name: str) -> list[Any]: ...
 
     def backup(self, suffix: str) -> str:
         to = f"{self._f.path}{suffix}"
@@ -77,6 +79,8 @@ class Mends:
                 f.ops.opened(f.ops.child(name, root)) as folder,
             ):
                 f.put(root, filenames.JOURNAL, f.get(filenames.JOURNAL, folder), aside)
+                if not old.gaps:  # a journal that cannot be read is no word to be written again
+                    announce(f, root, folder, kept, [row for row in sealed.checkpoints if row.seq in new], image.numbers)
                 for row in sealed.checkpoints:
                     if row.seq in new:
                         data = file_rows.document(task, row, file_rows.unpack(row.root))
@@ -101,21 +105,23 @@ class Mends:
     def set_strays_aside(self) -> int:
         f, moved = self._f, 0
         with f.root() as root, f.ops.opened(f.ops.child(QUARANTINE, root, create=True, sync=f.full)) as aside:
-            for stray in self.strays():
-                if stray.kind != "stray":
-                    continue
-                *folders, last = stray.where.split("/")
-                fd = root
-                opened = []
-                try:
-                    for folder in folders:
-                        fd = f.ops.child(folder, fd)
-                        opened.append(fd)
-                    f.ops.rename(last, f"{last[:200]}-{secrets.token_hex(4)}", fd, aside)
-                    moved += 1
-                except FileNotFoundError:
-                    pass
-                finally:
-                    for fd in reversed(opened):
-                        f.ops.close(fd)
+            for name in sorted({stray.where.partition("/")[0] for stray in self.strays() if stray.kind == "stray"}):
+                # Looked at again under the lock: the next save may have given its number, and its place, to a checkpoint.
+                with f.lock(name, name):
+                    for stray in self._strays_of(root, name):
+                        moved += stray.kind == "stray" and self._moved_aside(root, stray.where, aside)
         return moved
+
+    def _moved_aside(self, root: int, where: str, aside: int) -> bool:
+        f, opened = self._f, [root]
+        *folders, last = where.split("/")
+        try:
+            for folder in folders:
+                opened.append(f.ops.child(folder, opened[-1]))
+            f.ops.rename(last, f"{last[:200]}-{secrets.token_hex(4)}", opened[-1], aside)
+            return True
+        except FileNotFoundError:
+            return False
+        finally:
+            for fd in reversed(opened[1:]):
+                f.ops.close(fd)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from safepoint.errors import Damaged, NewerFormat, SafepointError
 from safepoint.model import check_id
-from safepoint.rows import CheckpointRow, Image, Lost, Part, replace
+from safepoint.rows import CheckpointRow, Image, Lost, Numbers, Part, replace
 from safepoint.stores import file_rows, filenames, whole
 from safepoint.stores.file_folder import LEASE_BYTES, MADE, Folders, Kept
 from safepoint.stores.file_journal import Book, opened, rewritten
 
-__all__ = ["Whole", "book_of"]
+__all__ = ["Whole", "announce", "book_of"]
 
 
 class Whole:
@@ -189,10 +189,7 @@ class Whole:
             raise whole.another(task)  # its document cannot be two things until the journal says which
         new = [row for row in image.checkpoints if row.seq not in old.checkpoints]
         with f.ops.opened(f.ops.child(filenames.encode(task), root)) as folder:
-            if new:
-                # What comes is told of first, and that it may go: should this be the end of it, the next writer removes it.
-                coming = changed(old, numbers=book.numbers)
-                f.rewrite(root, folder, task, there, b"".join(rewritten(coming, map(_at, new))))
+            announce(f, root, folder, there, new, book.numbers)
             for row in new:
                 data = file_rows.document(task, row, file_rows.unpack(row.root))
                 with f.branch(folder, row.space, row.branch, create=True) as fd:
@@ -221,10 +218,12 @@ class Whole:
         with f.root() as root:
             known = {filenames.encode(id) for id in self._ids(root)}
             for name in sorted(f.ops.list(root)):
-                if name in known:
-                    found += self._strays_of(root, name)
-                elif not name.startswith("."):
-                    found.append(Lost("a stray file", name, "it is no task", "foreign"))
+                if name not in known:
+                    if not name.startswith("."):
+                        found.append(Lost("a stray file", name, "it is no task", "foreign"))
+                elif self._strays_of(root, name):
+                    with f.lock(name, name):  # a document is there before the line that tells of it
+                        found += self._strays_of(root, name)
         return found
 
     def _strays_of(self, root: int, name: str) -> list[Lost]:
@@ -281,6 +280,14 @@ def book_of(image: Image) -> Book:
         calls={row.no: row for row in image.calls},
         pauses={row.no: row for row in image.pauses},
     )
+
+
+def announce(f: Folders, root: int, folder: int, there: Kept, new: list[CheckpointRow], numbers: Numbers) -> None:
+    """Say in the journal that these documents may come to be and may be removed, before a new journal tells of them: should this
+    be the end of it, the next writer removes them, and they are not taken for what a journal that was cut had told of."""
+    if new:
+        coming = changed(there.book, numbers=numbers)
+        f.rewrite(root, folder, there.book.row.task, there, b"".join(rewritten(coming, map(_at, new))))
 
 
 def _at(row: CheckpointRow) -> tuple[str, str, int]:
