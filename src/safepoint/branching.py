@@ -10,6 +10,7 @@ from safepoint.codec import states
 from safepoint.errors import Conflict, Damaged, NotFound, SafepointError, UsageError
 from safepoint.model import Call, Checkpoint, State, check_id, from_us, now, to_us
 from safepoint.restoring import Wish
+from safepoint.restoring import anew as begun_anew
 from safepoint.rows import BranchRow, CallRow, CheckpointRow, TaskPatch, TaskRow
 from safepoint.rules import planning, recovery
 from safepoint.rules.planning import Branch, Candidate, Plan
@@ -94,7 +95,7 @@ class BranchVerbs:
             elif anew:
                 found = choice.survey
                 assert found is not None
-                line, guard = recovering.anew(found)
+                line, guard = begun_anew(found)
                 branch = recovering.next_branch(found)
             if older is not None and not (state is not None and choice.skipped):
                 guard = max(guard, recovering.guard_for_older(cp, row, older))

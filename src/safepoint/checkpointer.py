@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, cast
@@ -27,6 +27,7 @@ from safepoint.errors import (
     NotFound,
     UsageError,
 )
+from safepoint.imaging import numbers_of
 from safepoint.integrity import IntegrityVerbs
 from safepoint.keeping import KeepingVerbs
 from safepoint.listing import ListingVerbs
@@ -356,9 +357,13 @@ class Checkpointer(
             raise
 
     def _has_checkpoints(self, task_id: str) -> bool:
-        # One that has calls had some: a task that lost them all is not new, and would do again what it did.
+        # Or had some: a task that lost them all is not new, and would do again what it did.
         row = self.store.task(task_id)
-        return row is not None and (row.checkpoints > 0 or bool(self.store.calls(task_id, bodies=False, limit=1)[0]))
+        if row is None or row.checkpoints > 0:
+            return row is not None
+        with suppress(NotImplementedError):
+            return numbers_of(self.store, task_id).seq > 0
+        return False
 
     def load(self, task_id: str, *, seq: int | None = None, branch: str | None = None, id: str | None = None) -> State:
         """The state of one checkpoint, named by exactly one of ``seq``, ``branch`` (its head) or ``id``.

@@ -37,6 +37,7 @@ from safepoint.rows import (
     Guard,
     Head,
     Lost,
+    Numbers,
     Part,
     TaskPatch,
     TaskRow,
@@ -71,6 +72,7 @@ class Survey:
     calls: list[CallRow] = field(default_factory=list)
     """Whole ones."""
     lost_calls: bool = False
+    numbers: Numbers = field(default_factory=Numbers)
 
     def branch(self, name: str | None = None) -> BranchRow | None:
         """That of the name, or the current one."""
@@ -104,6 +106,8 @@ def survey(cp: Checkpointer, row: TaskRow) -> Survey:
             match part:
                 case Obj():
                     break  # they come last
+                case Numbers():
+                    found.numbers = part
                 case BranchRow() if part.space == "":
                     found.branches.append(part)
                 case CheckpointRow() if part.space == "":
@@ -121,9 +125,7 @@ def survey(cp: Checkpointer, row: TaskRow) -> Survey:
                 raise
             found.lost_calls = True
     finally:
-        close = getattr(walk, "close", None)
-        if close is not None:
-            close()
+        getattr(walk, "close", lambda: None)()
     with suppress(Damaged):  # a header may be known where the state below it is lost
         known = {r.seq for r in found.rows}
         found.rows += [r for r in cp.store.headers(task) if r.seq not in known]
@@ -458,14 +460,6 @@ def branch_off(
         later.branches = [b for b in later.branches if b.name != branch]
         more = again(later).guard
         return under_guard(cp, found.task, new, more, of=guard) if more > course.guard else new
-
-
-def anew(found: Survey) -> tuple[int, int]:
-    """Line and guard of a task that is begun anew: on the journal that it had, under a guard over all that it came to."""
-    left = found.branch()
-    line = left.line if left is not None else max((c.line for c in found.calls), default=1)
-    every = {line, *(b.line for b in found.branches), *(c.line for c in found.calls)}
-    return line, recovery.reach(found.whole, found.branches, found.calls, every)
 
 
 def next_branch(found: Survey) -> str:

@@ -313,7 +313,7 @@ class Restoring(Ending):
         assert self._grant is not None
         found = choice.survey
         assert found is not None
-        line, guard = recovering.anew(found)
+        line, guard = anew(found)
         state, control = self._blank(), Control(guard=guard, requires=self._wish.requires)
         patch = self._prepare(state, control) if self._prepare is not None else TaskPatch()
         name = state.branch = recovering.next_branch(found)
@@ -441,6 +441,17 @@ class Restoring(Ending):
         stamp = "ended" if after.status == "quarantined" else ""
         done = yield Io(lambda: self._flow.commit(self._flow._calls(CallWrite(after, stamp), sync=bool(stamp))))
         return done.calls[0]  # type: ignore[no-any-return]
+
+
+def anew(found: recovering.Survey) -> tuple[int, int]:
+    """Line and guard of a task that is begun anew: on the journal that it had, under a guard over all that it came to."""
+    left = found.branch()
+    line = left.line if left is not None else max((c.line for c in found.calls), default=1)
+    every = {line, *(b.line for b in found.branches), *(c.line for c in found.calls)}
+    guard = recovery.reach(found.whole, found.branches, found.calls, every)
+    if not found.whole and len(found.calls) < found.numbers.call:
+        guard = max(guard, found.numbers.seq + found.numbers.call + 1)  # how far it came, nothing says any more
+    return line, guard
 
 
 def ends_as(error: BaseException) -> str:

@@ -63,3 +63,22 @@ def test_nor_one_that_is_not_on_record(place, world):
     with safepoint.open(place) as cp, pytest.raises(InDoubt), cp.resume("t", fresh_start=True) as run:
         run.call(act, 7)
     assert world.log == [(0,)]
+
+
+def test_nor_if_its_calls_are_lost_too(tmp_path, world):
+    act, url = declare(world), f"sqlite:///{tmp_path}/store"
+    with safepoint.open(url) as cp, cp.resume("t") as run:
+        run.call(act, 0)
+        run.save()
+    db = apsw.Connection(f"{tmp_path}/store")
+    db.execute("UPDATE sp_checkpoints SET root = CAST(root || x'00' AS BLOB), step = 7; UPDATE sp_calls SET step = 7")
+    db.close()
+    with safepoint.open(url) as cp:
+        cp.repair("t", in_place=True)
+        assert not cp.calls("t")
+        with pytest.raises(Damaged), cp.resume("t"):
+            pass
+        with pytest.raises(InDoubt), cp.resume("t", fresh_start=True) as run:
+            run.call(act, 0)
+        assert cp.plan("t").guard > 1
+    assert world.log == [(0,)]
