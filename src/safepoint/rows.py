@@ -289,6 +289,8 @@ class TaskPatch(_Row, frozen=True, kw_only=True):
     raised: bytes | None = None
     parent: str | None = None
     branch: str | None = None
+    guarded: bool = False
+    """What ``Store.older`` tells of is under a guard from now on."""
 
 
 class Commit(_Row, frozen=True, kw_only=True):

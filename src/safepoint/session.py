@@ -415,6 +415,8 @@ class RunBase(Restoring):
             recovery=recovery,
         )
         used = tuple(PauseWrite(replace(p, status="used")) for p in self._used) if moves_head else ()
+        if moves_head and self._older is not None:
+            patch = replace(patch or TaskPatch(), guarded=True)
         at("save.before")
         try:
             done = self.cp._commit_state(
@@ -437,6 +439,7 @@ class RunBase(Restoring):
         seq = done.seq or 0
         if moves_head:
             flow.base = state._base
+            self._older = None
             self._used.clear()
             self._unsaved = 0
             self._first_save = False

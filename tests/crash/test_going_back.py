@@ -2,6 +2,7 @@
 between. And whatever came of it, the agent is then run to its end without a write being made twice. Invariants 2 and 5."""
 
 import re
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,23 @@ def test_killed_while_going_back(
             assert [n for _, n in new.values()] in ([], [1]), where
         check_end(server, url, task, world, how)
         world.forget()
+
+
+@pytest.mark.parametrize("how", ["rewind", "at"])
+@pytest.mark.parametrize("point", ["accept.after", "acquire.after", "branch.before", "branch.after"])
+def test_killed_while_an_older_store_is_accepted(
+    point: str, how: str, server: Server, effects: Effects, tmp_path: Path
+) -> None:
+    """From the acceptance on the store raises nothing any more: what it lost must be under a guard all the same."""
+    url, world, path = url_of("sqlite", tmp_path), effects.world(), tmp_path / "agent.db"
+    server.run(going_back.begin, url, "t", world, 1)
+    shutil.copy(path, tmp_path / "backup")
+    server.run(going_back.begin, url, "t", world, 3)
+    shutil.copy(tmp_path / "backup", path)
+    child = server.start(going_back.go_back, url, "t", world, how, point, 1)
+    child.told()
+    assert child.was_killed
+    check_end(server, url, "t", world, how)
 
 
 def check_end(server: Server, url: str, task: str, world: World, how: str) -> None:

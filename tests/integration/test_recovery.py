@@ -845,6 +845,44 @@ def test_a_person_takes_it_as_it_stands_and_no_write_is_made_blindly(restored, w
     assert world.log == [*before, (5,), (6,), (7,)]
 
 
+@pytest.mark.parametrize("then", ["", "rewind", "at", "unsaved", "branch", "saved by hand", "repeated", "head unusable"])
+def test_an_acceptance_that_nobody_went_on_from_is_not_forgotten(restored, world, then):
+    """A kill right after the store was accepted, before what accepted it could put a guard over what was lost."""
+    before = list(world.log)
+    restored.store.accept("t")
+    if then == "rewind":
+        assert restored.rewind("t", 3).parent_seq == 3
+    elif then == "at":
+        restored.resume("t", at=3).close()
+    elif then == "unsaved":
+        for _ in range(2):
+            with restored.resume("t") as run:
+                assert run.recovery.guard == 7
+    elif then == "branch":
+        restored.fork("t", name="b")
+        restored.resume("t", branch="b").close()
+    elif then == "saved by hand":
+        state = restored.load_latest("t")
+        state.messages.append("by hand")
+        restored.save(state)
+    elif then == "repeated":
+        restored.store.accept("t")
+    elif then == "head unusable":
+        with restored.resume("t", health=[lambda state: state.step < 2]) as run:
+            assert run.recovery.mode == "fallback"
+            assert run.recovery.guard == 7
+    assert restored.plan("t").guard == 7
+    for n in range(2, 7):
+        with pytest.raises(safepoint.InDoubt):
+            go_on(restored, 7)
+        (call,) = restored.calls("t", status="in_doubt")
+        restored.resolve("t", call.no, Done("made") if n < 5 else NotDone())
+    go_on(restored, 8)
+    assert world.log == [*before, (5,), (6,), (7,)]
+    assert restored.store.older("t") is None
+    assert restored.plan("t").guard == 0
+
+
 # -- the async face
 
 

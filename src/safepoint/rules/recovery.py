@@ -19,6 +19,7 @@ MODES: tuple[str, ...] = ("auto", "manual", "strict")
 
 UNDER_GUARD = "under guard"
 """The label of a checkpoint that is the one below it, under a guard."""
+OLDER = "the store is older than what it acknowledged, and what was done since is on no record"
 
 _AUTOMATIC = re.compile(r"(.+)~\d+\Z", re.DOTALL)
 
@@ -161,6 +162,13 @@ def reach(
     return max(steps, default=-1) + 1 + lost
 
 
+def reach_beyond(rows: Sequence[CheckpointRow], branches: Sequence[BranchRow], calls: Sequence[CallRow], older: int) -> int:
+    """As ``reach``, of a store that lacks so many checkpoints that were acknowledged: of whatever branch they were, and with steps that
+    are on no record at all."""
+    lines = {b.line for b in branches} | {c.line for c in calls}
+    return reach(rows, branches, calls, lines) + (older + 1) * stride(rows)
+
+
 def guard_to_return(
     rows: Sequence[CheckpointRow],
     branches: Sequence[BranchRow],
@@ -276,7 +284,7 @@ def course(
     )
     why = ""
     if older is not None:
-        why = "the store is older than what it acknowledged, and what was done since is on no record"
+        why = OLDER
     elif lost_calls:
         why = "records of calls are damaged or lost"
     elif len(lines) > 1:
@@ -289,7 +297,7 @@ def course(
         lines |= {b.line for b in branches}  # that guard may have been for what was done on any of them
     mine = reach(rows, branches, calls, lines) if why else 0
     if older is not None:
-        mine += (older + 1) * stride(rows)  # steps that were done and are on no record at all
+        mine = max(mine, reach_beyond(rows, branches, calls, older))
     kept = left_guard or 0
     return Course(line, max(mine, kept), why or ("a guard of the branch that was left is kept" if kept else ""))
 

@@ -265,6 +265,11 @@ class Store(ABC):
     def accept(self, task: str) -> None:  # noqa: B027
         """Take a task as it stands, where the store refuses it as older than what it acknowledged."""
 
+    def older(self, task: str) -> int | None:
+        """How many acknowledged checkpoints a task lacked when it was accepted as it stands; None if it never was, or once a commit
+        has said that it is ``guarded``: what was done since is on no record, and must not be done again unseen."""
+        return None
+
     def rolled_back(self, task: str) -> Damaged | None:
         """The error that reading the task raises because the store is older than what it acknowledged, if it knows."""
         return None

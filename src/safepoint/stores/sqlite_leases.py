@@ -171,6 +171,8 @@ def patch_task(conn: Connection, n: int, task: str, patch: TaskPatch | None) -> 
     if fields.count(None) < len(fields):
         total = None if patch.branch is None else branch_sum(task, patch.branch)
         conn.execute(sql("sqlite_commit")["patch_task"], (n, *fields, total))
+    if patch.guarded:
+        conn.execute(sql("sqlite_commit")["guarded"], (n,))
     if patch.input is not None:
         conn.execute(sql("sqlite_commit")["set_input"], (n, patch.input))
 

@@ -259,6 +259,7 @@ def drop_task(conn: Connection, n: int) -> None:
         conn.execute(f"DELETE FROM sp_{table} WHERE {_range(table)}", (n,))
     # A big save on its way to this task finds its stage gone, and sends everything again.
     conn.execute("DELETE FROM sp_stages WHERE n = ?", (n,))
+    conn.execute(sql("sqlite_commit")["guarded"], (n,))
     conn.execute("DELETE FROM sp_tasks WHERE n = ?", (n,))
 
 

@@ -138,6 +138,7 @@ class Whole(Watched):
         for _fence, *lease in conn.rows(sql("sqlite_sweep")["lease"], (at.n,)):
             self._refuse_if_held(at.task, *lease)
         conn.execute(sql("sqlite_sweep")["hand_on_lease"], (at.n, n))
+        conn.execute(sql("sqlite_sweep")["hand_on_older"], (at.n, n))
         sqlite_sweep.drop_task(conn, at.n)
         self._witness.clear(at.n)
         return whole.beyond(

@@ -84,6 +84,9 @@ class Watched:
                     old = w.read(db.name, at.n, task)
                     if old is None or old.created_at != at.created_at:
                         old = Slot(at.created_at, *(0,) * 7)
+                    if behind(old, at.created_at, at.writes):
+                        lost = max(0, old.next_seq - self._slot(conn, at.n).next_seq)
+                        conn.execute(st["accept_older"], (at.n, lost))
                     conn.execute(st["accept_numbers"], (at.n, *old[1:3], *old[4:8]))
                     conn.execute(st["accept_fence"], (at.n, old.fence))
                     conn.execute(st["accept_fence_floor"], (old.fence,))
@@ -96,6 +99,11 @@ class Watched:
         else:
             for n, _ in w.find(db.name, task):
                 w.clear(n)
+
+    def older(self, task: str) -> int | None:
+        with self._db.reading() as conn:
+            found = conn.rows(reads()["older"], (task,))
+        return found[0][0] if found else None
 
     # -- under the write lock
 

@@ -42,6 +42,9 @@ UPDATE sp_tasks SET status = coalesce(?2, status), agent = coalesce(?3, agent), 
     branch_sum = iif(?7 IS NULL, branch_sum, ?8)
 WHERE n = ?1
 
+-- name: guarded
+DELETE FROM sp_meta WHERE key = 'older ' || ?
+
 -- name: set_input
 INSERT OR REPLACE INTO sp_inputs (task, input) VALUES (?, ?)
 

@@ -92,6 +92,12 @@ UPDATE sp_tasks SET writes = max(writes, ?2) + 1, position = max(position, ?3), 
     next_call = max(next_call, ?5), next_pause = max(next_pause, ?6), next_line = max(next_line, ?7)
 WHERE n = ?1
 
+-- name: accept_older
+INSERT INTO sp_meta (key, value) VALUES ('older ' || ?1, ?2) ON CONFLICT (key) DO UPDATE SET value = max(value, excluded.value)
+
+-- name: older
+SELECT m.value FROM sp_tasks t JOIN sp_meta m ON m.key = 'older ' || t.n WHERE t.task = ?
+
 -- name: accept_fence
 UPDATE sp_leases SET fence = max(fence, ?2) WHERE task = ?1
 

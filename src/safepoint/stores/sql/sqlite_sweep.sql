@@ -43,6 +43,9 @@ SELECT fence, state, lease_id, locks, holder, acquired_at FROM sp_leases WHERE t
 -- name: hand_on_lease
 UPDATE sp_leases SET task = ?2 WHERE task = ?1
 
+-- name: hand_on_older
+UPDATE sp_meta SET key = 'older ' || ?2 WHERE key = 'older ' || ?1
+
 -- name: raise_fence_floor
 UPDATE sp_meta SET value = max(value, ?) WHERE key = 'fence'
 
