@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 from safepoint.codec import MAX_DEPTH, Resource, values
 from safepoint.codec.classes import held_by
 from safepoint.codec.kinds import key_text
-from safepoint.errors import CallFailed, NotFound, RefusedType, RunEnded, SafepointError, UsageError
+from safepoint.errors import CallFailed, LeaseHeld, NotFound, RefusedType, RunEnded, SafepointError, UsageError
 from safepoint.model import a_type, check_id
+from safepoint.rows import TaskPatch
 from safepoint.script import Exec, Io, LoopThread, Script, perform
+from safepoint.stores import holder
 from safepoint.tools import Tool, tool
 
 if TYPE_CHECKING:
@@ -297,16 +299,30 @@ class ResourceVerbs:
             if state._base.control.finished:
                 self.close_leftovers(task_id)
                 return
-            loop = LoopThread()
-            try:
-                for _, r in [g[0] for g in _groups(self, find(state.agent_state))]:  # type: ignore[arg-type]
-                    hook = _hooks[r.kind].close if _closable(r) and not r.closed else None
-                    if hook is not None:
-                        _called(hook, r, task_id, loop)
-            finally:
-                loop.close()
+            if self._left_open(state):
+                self._close_held(task_id)
+        except LeaseHeld:
+            return  # as whoever deletes it is told
         except SafepointError as error:
             log.warning("resources of %s were left open: %s", task_id, type(error).__name__)
+
+    def _left_open(self, state: State | None) -> list[Resource]:
+        open_ = _groups(self, find(state.agent_state)) if state is not None else []  # type: ignore[arg-type]
+        return [group[0][1] for group in open_ if _closable(group[0][1]) and not group[0][1].closed]
+
+    def _close_held(self, task_id: str) -> None:
+        """Close what is open, while no run can begin that would use it."""
+        before = self.store.task(task_id)
+        grant, loop = self.store.acquire(task_id, holder.describe()), LoopThread()
+        try:
+            for r in self._left_open(self.load_latest(task_id)):
+                hook = _hooks[r.kind].close
+                assert hook is not None
+                _called(hook, r, task_id, loop)
+        finally:
+            loop.close()
+            # As it was: it may yet turn out that it cannot be deleted.
+            self.store.release(task_id, grant, None if before is None else TaskPatch(status=before.status))
 
 
 def _called(hook: Tool[Any, Any], r: Resource, task: str, loop: LoopThread) -> None:

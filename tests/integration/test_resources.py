@@ -294,6 +294,21 @@ def test_a_save_that_fails_gives_nothing_up(cp, outside):
     assert outside.closed == []
 
 
+def test_no_run_begins_while_a_task_is_closed_to_be_deleted(cp):
+    told = []
+
+    def close(r):
+        try:
+            cp.resume("t").__enter__()
+        except safepoint.LeaseHeld as error:
+            told.append(type(error))
+
+    resource("upload", close=close)
+    begun(cp, upload("a"))
+    cp.delete_task("t")
+    assert told == [safepoint.LeaseHeld]
+
+
 def test_a_deleted_task_closes_what_it_had_open(cp, outside):
     begun(cp, upload("a"), upload("a"))
     outside.fails = [OSError("no")]
