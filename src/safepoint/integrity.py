@@ -194,7 +194,8 @@ class IntegrityVerbs(DoctorVerbs, EditingVerbs):
                 )
             if repaired.backup is None:
                 repaired.backup = _backup(store)
-            mended = mend(audit, lambda name=name: store.walk(name), to_us(now()))  # type: ignore[misc]
+            older = _unguarded(store, audit)
+            mended = mend(audit, lambda name=name: store.walk(name), to_us(now()), older)  # type: ignore[misc]
             gone = [Aside(d.kind, d.key, d.why) for d in audit.damages if d.key is not None]
             gone += [
                 Aside("checkpoint", seq, "objects that it needs are lost")
@@ -272,7 +273,7 @@ def _repair_into(store: Store, target: Store, task: str, repaired: Repair, progr
         audit = audit_task(store, task, True, _ticker(progress, repaired.tasks, task))
         if not audit.parts:
             return False
-        mended = mend(audit, lambda: store.walk(task), to_us(now()))
+        mended = mend(audit, lambda: store.walk(task), to_us(now()), _unguarded(store, audit))
         if not mended.moved:
             break
     else:
@@ -357,15 +358,15 @@ def audit_task(store: Store, task: str, branches: bool, tick: Callable[[int], No
         if audit.bytes > due:
             due = audit.bytes + _TICK
             tick(audit.bytes)
-    if audit.parts and audit.again(branches=branches):
+    walked = audit.parts
+    older = _older(store, task) if walked or branches else None
+    if older is not None:
+        audit.behind(older, store.place(task, "task", task))
+    if walked and audit.again(branches=branches):
         again = store.walk(task)
         while (next_part := next(again, None)) is not None and audit.retake(next_part):
             pass
         del again
-    older = _older(store, task) if audit.parts or branches else None
-    if older is not None:
-        audit.parts += 1
-        audit.damages.append(Damage(task, f"task {task!r}", store.place(task, "task", task), older.why or older.what, "older"))
     confirmed = 0
 
     def still(damage: Damage) -> bool:
@@ -390,6 +391,15 @@ def _older(store: Store, task: str) -> Damaged | None:
         return store.rolled_back(task)
     except Damaged:
         return None  # what it would have been compared with cannot be read, as the walk has said
+
+
+def _unguarded(store: Store, audit: Audit) -> int | None:
+    """How many acknowledged checkpoints a task lacks, or did when it was accepted as it stands, that no guard stands for yet."""
+    try:
+        accepted = store.older(audit.task)
+    except Damaged:
+        accepted = None
+    return max((n for n in (audit.older, accepted) if n is not None), default=None)
 
 
 def _unreadable(store: Store, task: str, space: str, seq: int) -> str:

@@ -78,8 +78,11 @@ def roots(parts: Iterable[CheckpointRow | CallRow]) -> set[bytes]:
     return found
 
 
-def mend(audit: Audit, walk: Callable[[], Iterable[Part]], at: int) -> Mended:
+def mend(audit: Audit, walk: Callable[[], Iterable[Part]], at: int, older: int | None = None) -> Mended:
     """What of a task is whole, as an image; ``walk`` gives its parts once more, ``at`` is the time.
+
+    Args:
+        older: So many acknowledged checkpoints are not there any more, and no guard stands for them yet; None if all are.
 
     Raises:
         NewerFormat: some rows need a newer program, which alone can tell whether they are whole.
@@ -131,7 +134,7 @@ def mend(audit: Audit, walk: Callable[[], Iterable[Part]], at: int) -> Mended:
                     needed = audit.reach(roots([*rows, *calls]))
                 if part.name in needed and part.name not in audit.bad_objects:
                     objects[part.name] = part
-    _place(audit, found, rows, sealed, calls, branches, at)
+    _place(audit, found, rows, sealed, calls, branches, at, older)
     found.image = replace(
         found.image,
         checkpoints=tuple(sorted([*rows, *found.put], key=lambda r: r.seq)),
@@ -172,6 +175,7 @@ def _place(
     calls: list[CallRow],
     branches: list[BranchRow],
     at: int,
+    older: int | None,
 ) -> None:
     """The branches, and the row of the task.
 
@@ -204,7 +208,7 @@ def _place(
     kept: list[BranchRow] = []
     put: list[CheckpointRow] = []
     seq, line = top.seq, top.line
-    lost_calls = audit.lost_calls
+    lost_calls = audit.lost_calls or older is not None
     taken = {(b.space, b.name) for b in branches} | {(r.space, r.branch) for r in rows}
     goes_on = current
     for branch in branches:
@@ -236,6 +240,7 @@ def _place(
                 chosen=chosen,
                 left_guard=_guard(head) if whole and head is not None else None,
                 lost_calls=lost_calls,
+                older=older,
             )
         seq += 1
         if course.line is None:

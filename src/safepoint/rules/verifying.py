@@ -181,6 +181,8 @@ class Audit:
         self.bad_calls: set[int] = set()
         self.bad_objects: dict[bytes, Damage] = {}
         self.bad_pauses: set[int] = set()
+        self.older: int | None = None
+        """So many checkpoints were acknowledged and are not there any more; None if the task is not older than it was."""
         self._heads: dict[int, list[_Head]] = {}
         self._branches: list[_Head] = []
         self._made_on: set[tuple[str, str]] = set()
@@ -224,6 +226,15 @@ class Audit:
                 self.numbers = part
             case Lost():
                 self._lost(part)
+
+    def behind(self, error: Damaged, place: str) -> None:
+        """The task as a whole is older than what the store acknowledged."""
+        known, acknowledged = error.details.get("known"), error.details.get("acknowledged")
+        self.older = 0
+        if isinstance(known, int) and isinstance(acknowledged, int):
+            self.older = max(0, acknowledged - known)
+        self.parts += 1
+        self.damages.append(Damage(self.task, f"task {self.task!r}", place, error.why or error.what, "older"))
 
     def _damaged(self, kind: DamageKind, key: Any, what: str, why: str, **more: Any) -> Damage:
         damage = Damage(self.task, what, self.place(kind, key), why, kind, key=key, **more)
