@@ -35,7 +35,7 @@ from safepoint.stores.file_journal import Book, rewritten
 from safepoint.stores.file_leases import FileLeases, gapped, now
 from safepoint.stores.file_mend import Mends
 from safepoint.stores.file_whole import Whole
-from safepoint.stores.fileops import FileOps
+from safepoint.stores.fileops import FileOps, is_other, translate
 from safepoint.stores.oslock import Claim
 
 __all__ = ["FileStore"]
@@ -130,13 +130,15 @@ class FileStore(FileLeases, Whole, Mends, Store):
             with f.branch(folder, row.space, row.branch, create=True) as branch:
                 file = filenames.document(row.seq)
                 # Whether or not the line waits for the disk: a later one that does takes this line with it, and not the document.
+                f.secure(root, folder, kept)
                 f.put(root, file, data, branch, byte=f.byte(filenames.encode(task)))
                 _probe.at("commit.before")
                 try:
                     size += f.append(root, folder, task, kept, body, id=commit.id, sync=commit.sync)
                 except BaseException as error:
-                    if not (isinstance(error, SafepointError) and error.details.get("unknown")):
-                        self._withdraw(folder, task, row, branch)
+                    details = error.details if isinstance(error, SafepointError) else {}
+                    if not details.get("unknown"):
+                        self._withdraw(task, row, branch, data, sure="swapped" in details)
                     raise
             if len(self._written) >= WRITTEN:
                 self._written.clear()
@@ -144,13 +146,16 @@ class FileStore(FileLeases, Whole, Mends, Store):
         _probe.at("commit.after")
         return replace(done, bytes_written=size)
 
-    def _withdraw(self, folder: int, task: str, row: CheckpointRow, branch: int) -> None:
-        """Remove a document that no line will tell of. If that fails, the next of its number takes its place."""
+    def _withdraw(self, task: str, row: CheckpointRow, branch: int, data: bytes, *, sure: bool) -> None:
+        """Remove a document that no line will tell of (surely, or as far as the journal says). If that fails, the next of its
+        number takes its place."""
+        f, file = self._f, filenames.document(row.seq)
         try:
-            with self._f.root() as root, self._f.mutex:
-                book = self._f.book(root, task)
-                if book is None or row.seq not in book.checkpoints:
-                    self._f.ops.unlink(filenames.document(row.seq), branch)
+            with f.root() as root, f.mutex:
+                book = None if sure else f.book(root, task)
+                # With another journal there may have come another document.
+                if (book is None or row.seq not in book.checkpoints) and f.get(file, branch) == data:
+                    f.ops.unlink(file, branch)
         except (OSError, SafepointError):
             pass
 
@@ -165,19 +170,21 @@ class FileStore(FileLeases, Whole, Mends, Store):
             return None if book is None else book.task_row()
 
     def tasks(self, *, after: str | None = None, limit: int = 200) -> list[TaskRow]:
-        with self._f.root() as root:
+        f = self._f
+        with f.root() as root:
             ids = sorted(id for id in self._ids(root) if after is None or id > after)
             rows: list[TaskRow] = []
             for id in ids:
                 if len(rows) >= limit:
                     break
                 try:
-                    with self._f.mutex:
+                    with f.mutex:
                         book = self._book(root, id)
                         row = None if book is None else book.task_row()
                 except FileNotFoundError:
                     continue  # deleted meanwhile
-                except (Damaged, NewerFormat) as error:
+                except (SafepointError, OSError) as problem:
+                    error = problem if isinstance(problem, SafepointError) else translate(problem, f.place_of(problem))
                     # One bad task must not hide the others; whoever asks for it gets the error.
                     row = TaskRow(task=id, reason=f"cannot be read: {error.why or error.what}")
                 if row is not None:
@@ -203,12 +210,17 @@ class FileStore(FileLeases, Whole, Mends, Store):
                     before, row = row, None if wanted is None else book.checkpoints.get(wanted)
                 if row is None or row.space != space:
                     return None
+                # What is missing or another's was removed since, perhaps, and its task begun anew; if the journal tells the same
+                # of it when asked again, somebody else has done it.
+                again = before is not None and (before.seq, before.id) == (row.seq, row.id)
                 try:
                     return self._document(root, task, row), {}
                 except FileNotFoundError:
-                    # Removed by retention since, perhaps; if it is still told of, it was removed by somebody else.
-                    if before is not None and before.seq == row.seq:
+                    if again:
                         raise self._damaged(task, row, "it is missing", "its file was deleted or moved") from None
+                except Damaged:
+                    if again:
+                        raise
 
     def _seq(self, book: Book, task: str, space: str, seq: int | None, branch: str | None, id: str | None) -> int | None:
         if id is not None:
@@ -226,7 +238,12 @@ class FileStore(FileLeases, Whole, Mends, Store):
 
     def _document(self, root: int, task: str, row: CheckpointRow) -> CheckpointRow:
         """The whole row, from its file. FileNotFoundError if that is not there."""
-        data = self._bytes_of(root, task, row)
+        try:
+            data = self._bytes_of(root, task, row)
+        except OSError as error:
+            if not is_other(error):
+                raise
+            raise self._damaged(task, row, "it is no file of its own", "a link, a folder or a pipe lies there") from error
         try:
             found = file_rows.parse(data)
             if found["safepoint"] > file_rows.LAYOUT:
@@ -292,7 +309,8 @@ class FileStore(FileLeases, Whole, Mends, Store):
             book = self._book(root, task)
             if book is None:
                 return [], {}
-            if book.gaps:  # the record of a call that has happened may be lost
+            # The record of a call that has happened may be lost; of one that is asked for by its number, and is there, it is not.
+            if book.gaps and (wanted is None or not wanted <= book.calls.keys()):
                 raise gapped(task, book)
             rows = [
                 row

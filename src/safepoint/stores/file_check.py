@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+from contextlib import suppress
 
 from safepoint.errors import SafepointError
 from safepoint.model import Finding
@@ -20,11 +21,15 @@ def check(f: Folders) -> list[Finding]:
 
 def _write_and_read(f: Folders) -> Finding:
     data = secrets.token_hex(16).encode()
-    name = f"0-{secrets.token_hex(8)}"
     try:
-        with f.root() as root, f.ops.opened(f.ops.child(TEMP, root, create=True)) as folder:
+        with (
+            f.made_under(0) as byte,
+            f.root() as root,
+            f.ops.opened(f.ops.child(TEMP, root, create=True)) as folder,
+        ):
+            name = f"{byte:x}-{secrets.token_hex(8)}"
             try:
-                f.put(root, name, data, folder)
+                f.put(root, name, data, folder, byte=byte)
                 seen = f.get(name, folder)
             finally:
                 try:
@@ -67,7 +72,10 @@ def _permissions(f: Folders) -> Finding:
     me = os.geteuid()
     try:
         with f.root() as root:
-            places = [(".", f.ops.fstat(root)), *((n, f.ops.lstat(n, root)) for n in sorted(f.ops.list(root)))]
+            places = [(".", f.ops.fstat(root))]
+            for name in sorted(f.ops.list(root)):
+                with suppress(FileNotFoundError):  # deleted meanwhile
+                    places.append((name, f.ops.lstat(name, root)))
     except (SafepointError, OSError) as error:
         return Finding("permissions", "error", f"they cannot be looked at: {error}", "Look at the folder.")
     for name, st in places:

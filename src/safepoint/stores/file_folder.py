@@ -6,10 +6,12 @@ far: what cannot be read beyond that was never acknowledged, was torn by a crash
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import random
 import secrets
+import stat
 import time
 import weakref
 from collections.abc import Iterator
@@ -22,9 +24,9 @@ from safepoint import _probe
 from safepoint.errors import Damaged, SafepointError, Unavailable, UsageError
 from safepoint.rows import replace
 from safepoint.stores import filenames
-from safepoint.stores.file_journal import Book, begin, closed
+from safepoint.stores.file_journal import Book, bare, begin, closed
 from safepoint.stores.file_rows import checksum, from_document, parse
-from safepoint.stores.fileops import FileOps, translate
+from safepoint.stores.fileops import FileOps, is_other, translate
 from safepoint.stores.oslock import LockFile
 
 __all__ = ["IGNORED", "Folders", "Kept"]
@@ -94,7 +96,10 @@ class Folders:
         except OSError as error:
             if isinstance(error, SafepointError):
                 raise
-            raise translate(error, os.path.join(self.path, _named(error))) from error
+            raise translate(error, self.place_of(error)) from error
+
+    def place_of(self, error: OSError) -> str:
+        return os.path.join(self.path, error.filename if isinstance(error.filename, str) else "")
 
     def prepare(self) -> None:
         """Make the root, and sweep what dead processes have left."""
@@ -186,8 +191,8 @@ class Folders:
     def put(self, root: int, name: str, data: bytes, folder: int, *, byte: int = 0, sync: bool = True) -> None:
         """Write a file beside all others and give it its name. One folder takes all unfinished ones: it is swept at a glance."""
         ops, sync = self.ops, sync and self.full
-        temp = f"{byte:x}-{secrets.token_hex(8)}"
-        with ops.opened(ops.child(TEMP, root, create=True, sync=sync)) as temps:
+        with self.made_under(byte) as held, ops.opened(ops.child(TEMP, root, create=True, sync=sync)) as temps:
+            temp = f"{held:x}-{secrets.token_hex(8)}"
             try:
                 with ops.opened(ops.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, temps)) as fd:
                     ops.chmod(fd, 0o600)  # whatever the umask
@@ -205,6 +210,18 @@ class Folders:
         if sync:
             ops.fsync(folder)
         _probe.at("file.renamed")
+
+    @contextmanager
+    def made_under(self, byte: int) -> Iterator[int]:
+        """The byte that is locked while a file is made, which says that it is no leftover: one of its own if no task is locked."""
+        claim = None
+        while not byte and claim is None:
+            claim = self.locks.claim(secrets.randbits(LEASE_BYTES))
+        try:
+            yield byte if claim is None else claim.byte
+        finally:
+            if claim is not None:
+                claim.free()
 
     def get(self, name: str, folder: int) -> bytes:
         with self.ops.opened(self.ops.open(name, os.O_RDONLY, folder)) as fd:
@@ -253,7 +270,10 @@ class Folders:
                 fd = ops.open(filenames.JOURNAL, os.O_RDONLY, folder)
             except FileNotFoundError:
                 self.kept.pop(name, None)
-                if any(not inner.startswith(".") for inner in ops.list(folder)):
+                names = ops.list(folder)
+                if filenames.JOURNAL in names or not self._is_there(folder, name, root):
+                    return self.journal(root, task, writer=writer)  # begun at this moment, or deleted
+                if any(not inner.startswith(".") for inner in names):
                     raise Damaged(
                         f"the journal of task {task!r} is missing",
                         "there are documents, and no line that tells of them",
@@ -263,6 +283,10 @@ class Folders:
                 return None
             with ops.opened(fd):
                 st = ops.fstat(fd)
+                if not stat.S_ISREG(st.st_mode):
+                    raise IsADirectoryError(
+                        errno.EISDIR, os.strerror(errno.EISDIR), os.path.join(self.path, name, filenames.JOURNAL)
+                    )
                 place, kept = (st.st_dev, st.st_ino), self.kept.get(name)
                 if kept is not None and kept.place == place:
                     if kept.writing or (kept.end, kept.stamp) == (st.st_size, st.st_mtime_ns):
@@ -292,12 +316,20 @@ class Folders:
                     return self.journal(root, task)
             if fresh.book.gaps:
                 fresh.book.exists = True  # whatever the first line said
-                self._rescue(folder, fresh.book)
-                fresh.book.leap()
+                fresh.book.leap(self._rescue(folder, fresh.book))
             if writer:
                 self._leftovers(folder, fresh.book)
             self.kept[name] = fresh
             return fresh
+
+    def _is_there(self, folder: int, name: str, root: int) -> bool:
+        """Whether an open folder still has its name."""
+        opened = self.ops.fstat(folder)
+        try:
+            named = self.ops.lstat(name, root)
+        except FileNotFoundError:
+            return False
+        return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
 
     def _has_changed(self, folder: int, before: os.stat_result) -> bool:
         try:
@@ -318,22 +350,24 @@ class Folders:
         kept.end = at + len(data)
         for i, line in enumerate(lines):
             after = at + len(line) + (i < last or ended)
-            if stripped := line.rstrip(b"\r"):
+            if stripped := bare(line):
                 try:
                     book.read(stripped)
                 except Damaged as error:
                     if not whole:
                         raise
                     sure = acked[1] if acked is not None and acked[0] == book.name else None
-                    # Lines that wait for no disk may be torn one after the other; where nobody knows, only the last can be.
-                    if at >= sure if sure is not None else i == last:
+                    # Lines that wait for no disk may be torn one after the other; where nobody knows, only the last can be, and
+                    # only if it has no end.
+                    if at >= sure if sure is not None else i == last and not ended:
                         kept.size, kept.ended = at, True
                         break
-                    book.skip(i + 1, ", ".join(filter(None, (error.what, error.why))))
+                    book.skip(i + 1, ", ".join(filter(None, (error.what, error.why))), line)
             at = after
         else:
             kept.size, kept.ended = at, ended
-        kept.acked = acked is not None and acked[0] == book.name
+        # After a checkout of an earlier moment what is noted lies beyond the end, and what a crash leaves there would be damage.
+        kept.acked = acked is not None and acked[0] == book.name and acked[1] <= kept.end
         if whole and book.lines <= book.rows:
             book.skip(len(lines) + 1, "lines are missing")
 
@@ -361,43 +395,53 @@ class Folders:
 
     def _branches(self, folder: int) -> Iterator[tuple[str, int]]:
         """The folders of all branches of all spaces, each open until the next is asked for."""
-        ops = self.ops
-        for name in ops.list(folder):
-            if name.startswith(".") or not ops.is_folder(name, folder):
+        for name, outer in self._inner(folder):
+            if name != filenames.SPACES:
+                yield name, outer
                 continue
-            with ops.opened(ops.child(name, folder)) as outer:
-                if name != filenames.SPACES:
-                    yield name, outer
-                    continue
-                for space in ops.list(outer):
-                    if ops.is_folder(space, outer):
-                        with ops.opened(ops.child(space, outer)) as inner:
-                            for branch in ops.list(inner):
-                                if ops.is_folder(branch, inner):
-                                    with ops.opened(ops.child(branch, inner)) as fd:
-                                        yield f"{name}/{space}/{branch}", fd
+            for space, inner in self._inner(outer):
+                for branch, fd in self._inner(inner):
+                    yield f"{name}/{space}/{branch}", fd
 
-    def _rescue(self, folder: int, book: Book) -> None:
-        """Take in the documents that only damaged lines told of: they say themselves what they are."""
+    def _inner(self, fd: int) -> Iterator[tuple[str, int]]:
+        ops = self.ops
+        for name in ops.list(fd):
+            if name.startswith(".") or not ops.is_folder(name, fd):
+                continue
+            try:
+                inner = ops.child(name, fd)
+            except FileNotFoundError:
+                continue  # deleted meanwhile
+            with ops.opened(inner):
+                yield name, inner
+
+    def _rescue(self, folder: int, book: Book) -> bool:
+        """Take in the documents that only damaged lines told of: they say themselves what they are. Returns whether there are any,
+        whole or not."""
         swept = set(book.swept)
-        for _, fd in self._branches(folder):
-            self._rescue_from(fd, book, swept)
+        return any([self._rescue_from(fd, book, swept) for _, fd in self._branches(folder)])
 
-    def _rescue_from(self, branch: int, book: Book, swept: set[tuple[str, str, int]]) -> None:
-        task = book.row.task
+    def _rescue_from(self, branch: int, book: Book, swept: set[tuple[str, str, int]]) -> bool:
+        task, more = book.row.task, False
         for name in self.ops.list(branch):
             seq = filenames.seq_of(name)
             if seq is None or seq in book.checkpoints:
                 continue
+            more = True
             try:
                 row = from_document(task, parse(self.get(name, branch)))
                 row.check(task, "")
-            except (SafepointError, OSError):
+            except (SafepointError, FileNotFoundError):
+                continue
+            except OSError as error:
+                if not is_other(error):
+                    raise  # not now, perhaps; it is not to be forgotten
                 continue
             if row.seq == seq and (row.space, row.branch, seq) not in swept:
                 book.checkpoints[seq] = replace(row, root=b"")
                 book.sums[seq] = checksum(row.root)
                 book.ids.setdefault((row.space, row.id), seq)
+        return more
 
     def _leftovers(self, folder: int, book: Book) -> None:
         """Delete the documents that a removal had given up before it was killed."""
@@ -443,9 +487,9 @@ class Folders:
         start = kept.size
         kept.writing = True
         try:
-            if self.full and not kept.acked:
-                self._acknowledge(folder, kept, root)
+            self.secure(root, folder, kept)
             with ops.opened(ops.open(filenames.JOURNAL, os.O_WRONLY | os.O_APPEND, folder)) as fd:
+                self._same(fd, kept, task)
                 try:
                     if kept.end > start:  # torn by a crash
                         ops.truncate(fd, start)
@@ -470,6 +514,25 @@ class Folders:
         if sync:
             self._acknowledge(folder, kept)
         return len(data)
+
+    def secure(self, root: int, folder: int, kept: Kept) -> None:
+        """Make sure that it is on disk how far the journal is acknowledged: before a crash can leave anything beyond."""
+        if self.full and not kept.acked:
+            self._acknowledge(folder, kept, root)
+
+    def _same(self, fd: int, kept: Kept, task: str) -> None:
+        """Refuse to write to another journal than the one that was read: somebody (git) has put it there since."""
+        st = self.ops.fstat(fd)
+        if ((st.st_dev, st.st_ino), st.st_size) != (kept.place, kept.end):
+            place = f"{self.path}/{filenames.encode(task)}/{filenames.JOURNAL}"
+            raise Unavailable(
+                f"{place} has been changed by somebody else at this moment",
+                "it is not the file that was read right before",
+                "Nothing was written. Read the task again.",
+                task=task,
+                path=place,
+                swapped=True,
+            )
 
     def _undo(self, fd: int, start: int, task: str, id: str, error: BaseException) -> None:
         """Take back a line that was not acknowledged: whoever asks must find it there whole, or not at all."""
@@ -501,7 +564,8 @@ class Folders:
             return
         try:
             with self.ops.opened(self.ops.open(ACKED, os.O_WRONLY, folder)) as fd:
-                self.ops.write_all(fd, data)
+                if self.ops.fstat(fd).st_nlink == 1:  # else it is another file as well, of somebody else
+                    self.ops.write_all(fd, data)
         except OSError:
             pass
 
@@ -511,10 +575,6 @@ class Folders:
         with self.mutex:
             self.kept.pop(name, None)
         self.put(root, filenames.JOURNAL, lines, folder, byte=self.byte(name))
-
-
-def _named(error: OSError) -> str:
-    return error.filename if isinstance(error.filename, str) else ""
 
 
 def _in_child() -> None:

@@ -31,7 +31,7 @@ from safepoint.stores.file_rows import (
     task_from_json,
 )
 
-__all__ = ["Book", "Gap", "begin", "closed", "rewritten"]
+__all__ = ["Book", "Gap", "bare", "begin", "closed", "rewritten"]
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -46,6 +46,8 @@ class Gap:
     line: int
     """Counted from 1."""
     why: str
+    bare: bool = False
+    """Something is there, and nothing in it looks like a checkpoint's line."""
 
 
 def closed(body: dict[str, Any], before: str) -> tuple[bytes, str]:
@@ -53,6 +55,11 @@ def closed(body: dict[str, Any], before: str) -> tuple[bytes, str]:
     text = _encode({"n": body["n"], "prev": before[:16], **body})
     sum = checksum(text)
     return b'%s,"sum":"%s"}\n' % (text[:-1], sum.encode()), sum
+
+
+def bare(line: bytes) -> bytes:
+    """A line without what editors put around it: white space, and a byte order mark before the first."""
+    return line.removeprefix(b"\xef\xbb\xbf").strip(b" \t\r")
 
 
 def opened(line: bytes) -> tuple[dict[str, Any], str]:
@@ -89,9 +96,13 @@ class Book:
     swept: list[tuple[str, str, int]] = field(default_factory=list)
     """Documents that the last removal was to delete: space, branch, seq."""
     gaps: list[Gap] = field(default_factory=list)
-    certain: dict[tuple[str, str] | None, int] = field(default_factory=dict)
-    """How many lines were damaged before the last one that moved a branch, or (under None) chose the current one: what is said
-    of it is true if none was since."""
+    doubts: int = 0
+    """How many damaged lines may have told of a checkpoint, which moves a branch."""
+    open_gaps: int = 0
+    """Of these, those after which no line has come yet. The next one tells by its numbers whether there was a checkpoint."""
+    certain: dict[tuple[str, str] | None, tuple[int, int]] = field(default_factory=dict)
+    """How many lines were damaged before the last one that moved a branch, or (under None) chose the current one, and how many
+    of them count as ``doubts``."""
     exists: bool = False
     lines: int = 0
     """The number of the next line."""
@@ -115,7 +126,7 @@ class Book:
     def understood(self, line: bytes) -> Callable[[], None]:
         """What takes in the next line, and cannot fail. Raises Damaged if the line cannot be read."""
         body, sum = opened(line)
-        torn = bool(self.gaps) and not self.sum
+        torn, before = bool(self.gaps) and not self.sum, self.numbers.seq
         if type(body) is not dict or (not torn and (body.get("n") != self.lines or body.get("prev") != self.sum[:16])):
             raise Damaged("it is not the next line", "one before it is missing")
         if type(number := body.get("n")) is not int or number < self.lines:
@@ -132,21 +143,45 @@ class Book:
 
         def taken() -> None:
             take()
+            if self.open_gaps and "at" in body and self.numbers.seq == before + ("checkpoint" in body):
+                self.doubts -= self.open_gaps
+                self._no_later_than(self.doubts)
+            self.open_gaps = 0
             self.lines = number + 1
             self.sum = sum
 
         return taken
 
-    def skip(self, line: int, why: str) -> None:
-        """Go on after a line that cannot be read: what it said is lost, and is known to be."""
-        self.gaps.append(Gap(line, why))
+    def skip(self, line: int, why: str, text: bytes = b"") -> None:
+        """Go on after a line that cannot be read: what it said is lost, and is known to be.
+
+        Args:
+            text: The line as it is now; empty if it is not there.
+        """
+        self.gaps.append(Gap(line, why, b'"checkpoint"' not in text and text != b""))
+        self.doubts += 1
+        if self.lines > self.rows:  # else it may have been any row
+            self.open_gaps += 1
         self.sum = ""
 
-    def leap(self) -> None:
-        """After a damaged last line, give out no number that it may have given."""
+    def _no_later_than(self, doubts: int) -> None:
+        """What the line itself has said before it was known that the ones before it hid nothing."""
+        self.certain = {key: (gaps, min(at, doubts)) for key, (gaps, at) in self.certain.items()}
+
+    def leap(self, more: bool) -> None:
+        """After a damaged last line, give out no number that it may have given.
+
+        Args:
+            more: There are documents that no line tells of. Where there are none, a line that does not look like a checkpoint's
+                either was none.
+        """
         if self.gaps and not self.sum:
-            n, far = self.numbers, 1000
-            seq = max([n.seq, *self.checkpoints]) + len(self.gaps)
+            n, far, seq = self.numbers, 1000, max([self.numbers.seq, *self.checkpoints])
+            if not more and self.open_gaps and all(gap.bare for gap in self.gaps[-self.open_gaps :]):
+                self.doubts -= self.open_gaps
+            else:
+                seq += len(self.gaps)
+            self.open_gaps = 0
             self.numbers = Numbers(seq, n.call + far, n.pause + far, n.line + far, n.position + far)
             self.lines += 1
 
@@ -154,8 +189,14 @@ class Book:
         """Whether no damaged line may have moved a branch (None: or have made another one the current one)."""
         if not self.gaps:
             return True
-        keys = [None, (space, self.row.branch)] if branch is None else [(space, branch)]
-        return all(self.certain.get(key, -1) == len(self.gaps) for key in keys)
+        nothing = (-1, -1)
+        if self.certain.get((space, self.row.branch if branch is None else branch), nothing)[1] < self.doubts:
+            return False
+        if branch is not None:
+            return True
+        gaps, doubts = self.certain.get(None, nothing)
+        # Where there is one branch, and no line is lost that may have begun another, none was chosen.
+        return gaps == len(self.gaps) or (doubts == self.doubts and sum(space == "" for space, _ in self.branches) == 1)
 
     def _first(self, body: dict[str, Any]) -> Callable[[], None]:
         if body["safepoint"] > LAYOUT:
@@ -175,7 +216,7 @@ class Book:
         def take() -> None:
             self.row, self.numbers, self.last, self.swept = row, numbers, last, swept
             self.name, self.rows, self.fence, self.exists = name, rows, fence, exists
-            self.certain[None] = 0
+            self.certain[None] = self._now()
 
         return take
 
@@ -189,7 +230,7 @@ class Book:
 
             def put() -> None:
                 self.branches[branch.space, branch.name] = branch
-                self.certain[branch.space, branch.name] = len(self.gaps)
+                self.certain[branch.space, branch.name] = self._now()
 
             return put
         if "call" in body:
@@ -218,7 +259,7 @@ class Book:
                 self._put(new, state_sum)
                 if moves:
                     key, head = (new.space, new.branch), Head(new.seq, new.id)
-                    self.certain[key] = len(self.gaps)
+                    self.certain[key] = self._now()
                     at = self.branches.get(key)
                     if at is None:
                         self.branches[key] = BranchRow(*key, head, line, new.parent_seq)
@@ -229,7 +270,7 @@ class Book:
             self.calls.update((call.no, call) for call in calls)
             self.pauses.update((pause.no, pause) for pause in pauses)
             if row.branch != self.row.branch or not self.exists:
-                self.certain[None] = len(self.gaps)
+                self.certain[None] = self._now()
             self.row, self.numbers = row, numbers
             self.fence = max(self.fence, fence)
             if "id" in body:
@@ -237,6 +278,9 @@ class Book:
             self.exists = True
 
         return take
+
+    def _now(self) -> tuple[int, int]:
+        return len(self.gaps), self.doubts
 
     # -- what it says
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from dataclasses import replace as changed
 from typing import TYPE_CHECKING, Any
 
-from safepoint.errors import Damaged, NewerFormat, SafepointError
+from safepoint.errors import Damaged, NewerFormat, SafepointError, Unavailable
 from safepoint.model import check_id
 from safepoint.rows import CheckpointRow, Image, Lost, Numbers, Part, replace
 from safepoint.stores import file_rows, filenames, whole
 from safepoint.stores.file_folder import LEASE_BYTES, MADE, Folders, Kept
-from safepoint.stores.file_journal import Book, opened, rewritten
+from safepoint.stores.file_journal import Book, bare, opened, rewritten
 
 __all__ = ["Whole", "announce", "book_of"]
 
@@ -45,7 +46,7 @@ class Whole:
         try:
             with ops.opened(ops.child(name, root)) as folder:
                 line = self._f.get(filenames.JOURNAL, folder).partition(b"\n")[0]
-            id = opened(line.rstrip(b"\r"))[0].get("task")
+            id = opened(bare(line))[0].get("task")
         except (OSError, Damaged):
             return None
         return id if isinstance(id, str) and filenames.encode(id) == name else None
@@ -84,22 +85,21 @@ class Whole:
 
     def walk(self, task: str) -> Iterator[Part]:
         f = self._f
-        with f.root() as root:
-            try:
-                with f.mutex:
-                    book = f.book(root, task)
-                    if book is None:
-                        return
-                    # A copy, since it may go on while whoever asked does something else between two parts.
-                    checkpoints = [row for _, row in sorted(book.checkpoints.items())]
-                    sums = dict(book.sums)
-                    branches = [row for _, row in sorted(book.branches.items())]
-                    calls = [row for _, row in sorted(book.calls.items())]
-                    pauses = [row for _, row in sorted(book.pauses.items())]
-                    gaps, numbers, row_of_task = list(book.gaps), book.numbers, book.task_row()
-            except (Damaged, NewerFormat) as error:
-                yield Lost("task", filenames.encode(task), f"{error.what}: {error.why}", "task")
-                return
+        try:
+            with f.root() as root, f.mutex:
+                book = f.book(root, task)
+                if book is None:
+                    return
+                # A copy, since it may go on while whoever asked does something else between two parts.
+                checkpoints = [row for _, row in sorted(book.checkpoints.items())]
+                sums = dict(book.sums)
+                branches = [row for _, row in sorted(book.branches.items())]
+                calls = [row for _, row in sorted(book.calls.items())]
+                pauses = [row for _, row in sorted(book.pauses.items())]
+                gaps, numbers, row_of_task = list(book.gaps), book.numbers, book.task_row()
+        except (Damaged, NewerFormat) as error:
+            yield Lost("task", filenames.encode(task), f"{error.what}: {error.why}", "task")
+            return
         yield numbers
         yield row_of_task
         journal = f"{filenames.encode(task)}/{filenames.JOURNAL}"
@@ -116,21 +116,33 @@ class Whole:
     def _part(self, task: str, row: CheckpointRow, sum: str) -> CheckpointRow | Lost | None:
         """A whole row, or what is wrong with it; None if it was removed since its journal was read."""
         f = self._f
-        place = f.place(task, row.space, row.branch, row.seq)
+        found = self._found(task, row, sum)
+        if isinstance(found, Lost):
+            try:
+                with f.root() as root, f.mutex:
+                    book = f.book(root, task)
+            except SafepointError:
+                return found
+            there = None if book is None else book.checkpoints.get(row.seq)
+            if there is None or there.id != row.id:  # its task may have been begun anew
+                return None
+        return found
+
+    def _found(self, task: str, row: CheckpointRow, sum: str) -> CheckpointRow | Lost:
+        place = self._f.place(task, row.space, row.branch, row.seq)
         try:
-            with f.root() as root:
+            with self._f.root() as root:
                 try:
                     data = self._bytes_of(root, task, row)
                 except FileNotFoundError:
-                    with f.mutex:
-                        book = f.book(root, task)
-                    there = None if book is None else book.checkpoints.get(row.seq)
-                    return _lost(row, place, "it is missing") if there is not None and there.id == row.id else None
+                    return _lost(row, place, "it is missing")
             found = file_rows.parse(data)
             read = file_rows.from_document(task, found)
             if replace(read, root=b"", pinned=row.pinned) != row or file_rows.checksum(read.root) != sum:
                 return _lost(row, place, "its header is not what the journal says")
             return replace(read, pinned=row.pinned)
+        except Unavailable:
+            raise  # not now: nothing is known of it
         except SafepointError as error:
             return _lost(row, place, ", ".join(filter(None, (error.what, error.why))))
 
@@ -180,7 +192,8 @@ class Whole:
     def _replace(self, root: int, there: Kept, image: Image) -> None:
         """Put a task in the place of the one that is there: in its folder, by a new journal, which is the one step that counts."""
         f, task, old = self._f, image.row.task, there.book
-        book = changed(book_of(whole.beyond(image, old.numbers)), fence=old.fence)
+        book = book_of(whole.beyond(image, old.numbers))
+        book.fence = max(old.fence, book.fence)
         if any(
             replace(row, pinned=False) != replace(book.checkpoints[seq], pinned=False)
             for seq, row in old.checkpoints.items()
@@ -227,13 +240,26 @@ class Whole:
         return found
 
     def _strays_of(self, root: int, name: str) -> list[Lost]:
+        f, found = self._f, self._strays_now(root, name)
+        # A document comes before its line. Whoever is writing now is waited for a little, and what is told of by then is none.
+        until, written = time.monotonic() + 1, True
+        while written and any(lost.kind == "stray" for lost in found):
+            written = f.locks.is_held(f.byte(name)) is True and time.monotonic() < until
+            if written:
+                time.sleep(0.005)
+            now = self._strays_now(root, name)
+            found = [lost for lost in found if lost in now]
+        return found
+
+    def _strays_now(self, root: int, name: str) -> list[Lost]:
         f, found = self._f, []
         id = filenames.decode(name) or self._inside(root, name)
-        assert id is not None
+        if id is None:
+            return []  # deleted meanwhile
         try:
             with f.mutex:
                 book = f.book(root, id)
-        except SafepointError:
+        except (SafepointError, OSError):
             return []  # whatever asks for the task is told
         rows = () if book is None else tuple(book.checkpoints.values())
         told = {f.place(id, r.space, r.branch, r.seq) for r in rows} | {f"{name}/{filenames.JOURNAL}"}
@@ -257,7 +283,11 @@ class Whole:
 def _files(f: Folders, fd: int, name: str, prefix: str = "") -> Iterator[str]:
     """All that is no folder below a folder, by its path; links are not followed."""
     place = f"{prefix}{name}"
-    with f.ops.opened(f.ops.child(name, fd)) as folder:
+    try:
+        folder = f.ops.child(name, fd)
+    except FileNotFoundError:
+        return  # deleted meanwhile
+    with f.ops.opened(folder):
         for inner in f.ops.list(folder):
             if f.ops.is_folder(inner, folder):
                 yield from _files(f, folder, inner, f"{place}/")
@@ -279,6 +309,7 @@ def book_of(image: Image) -> Book:
         branches={(b.space, b.name): b for b in image.branches},
         calls={row.no: row for row in image.calls},
         pauses={row.no: row for row in image.pauses},
+        fence=whole.fence_of(image),
     )
 
 
