@@ -3,6 +3,7 @@
 import io
 from collections import Counter
 
+import apsw
 import pytest
 
 import safepoint
@@ -157,3 +158,19 @@ def test_back_from_a_branch_under_a_guard_on_the_same_line(cp, monkeypatch):
     assert cp.plan("t").guard == 3
     cp.rewind("t", branch="main")
     assert cp.plan("t").guard == 3
+
+
+@pytest.mark.parametrize("back", ["branch", "seq"])
+def test_back_from_a_branch_whose_row_is_lost(tmp_path, back):
+    url = f"sqlite:///{tmp_path}/agent.db"
+    with safepoint.open(url) as cp:
+        work(cp, 1)
+        cp.rewind("t", 1, journal="block")
+        assert finish_with_a_person(cp, 3) == parts(0, 1)
+    db = apsw.Connection(f"{tmp_path}/agent.db")
+    db.execute("DELETE FROM sp_branches WHERE name = 'main~1'")
+    db.close()
+    with safepoint.open(url) as cp:
+        cp.rewind("t", branch="main") if back == "branch" else cp.rewind("t", 2)
+        assert finish_with_a_person(cp, 5) == parts(1, 2, 3)
+    assert all(n == 1 for n in MADE.values())

@@ -152,9 +152,11 @@ def has_gap(
 def reach(
     rows: Iterable[CheckpointRow], branches: Sequence[BranchRow], calls: Iterable[CallRow], lines: Collection[int]
 ) -> int:
-    """The first step that nothing on these lines can have come to: the guard for all that was done on them."""
-    names = {b.name for b in branches if b.line in lines}
+    """The first step that nothing on these lines can have come to: the guard for all that was done on them. A branch whose row is
+    lost may have been of any of them."""
     rows = list(rows)
+    names = {b.name for b in branches if b.line in lines}
+    names |= {r.branch for r in rows} - {b.name for b in branches}
     known = {r.seq for r in rows}
     lost = any(b.head.seq not in known for b in branches if b.line in lines)
     steps = [r.step for r in rows if r.branch in names and r.kind != "failure"]
@@ -191,7 +193,9 @@ def guard_to_return(
     guard, guards = own_guard, guards or {}
     like = max((guards.get(b.name) or 0 for b in branches if b.line == branch.line), default=0)
     others = beside(branches, guards, branch) if guards else set()
-    done = reach(rows, branches, calls, others) if others else 0
+    others |= {c.line for c in calls} - {b.line for b in branches}  # of branches whose rows are lost
+    lost = {r.branch for r in rows} - {b.name for b in branches}
+    done = reach(rows, branches, calls, others) if others or lost else 0
     guard = max([guard, *(g for g in (like, done) if g > step)])
     if lost_calls or has_gap(rows, branches, branch.line, step, torn):
         guard = max(guard, reach(rows, branches, calls, {branch.line}))
@@ -294,7 +298,7 @@ def course(
     elif hidden:
         why = "what was left cannot be read, and may have stood under a guard"
     if hidden:
-        lines |= {b.line for b in branches}  # that guard may have been for what was done on any of them
+        lines |= {b.line for b in branches} | {c.line for c in calls}  # that guard may have been for what was done on any
     mine = reach(rows, branches, calls, lines) if why else 0
     if older is not None:
         mine = max(mine, reach_beyond(rows, branches, calls, older))
