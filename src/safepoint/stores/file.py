@@ -12,8 +12,6 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import msgspec
-
 from safepoint import _probe
 from safepoint.errors import Damaged, NewerFormat, SafepointError, UsageError
 from safepoint.model import Finding, Obj, check_id
@@ -487,4 +485,4 @@ def _flat(commit: Commit) -> None:
 
 
 def _bytes(row: Any) -> int:
-    return sum(len(v) for f in msgspec.structs.fields(row) if isinstance(v := getattr(row, f.name), bytes | str))
+    return sum(len(v) for name in row.__struct_fields__ if isinstance(v := getattr(row, name), bytes | str))
