@@ -28,6 +28,7 @@ from safepoint.rows import (
     replace,
 )
 from safepoint.stores.base import Store
+from safepoint.stores.whole import fence_of
 
 __all__ = ["Taken", "content_of", "follows", "put", "repacked", "size_of", "take"]
 
@@ -105,7 +106,11 @@ def take(store: Store, task: str, *, skip_damaged: bool = False) -> Taken | None
         if parts.lost:
             raise _damaged(task, [f"{p.what}: {p.why} ({p.where})" for p in parts.lost])
         return None
-    return _checked(task, parts, objects, [*parts.lost, *lost], skip_damaged)
+    taken = _checked(task, parts, objects, [*parts.lost, *lost], skip_damaged)
+    lease = store.lease(task)
+    held = replace(taken.image, fence=0 if lease is None else lease.fence)
+    taken.image = replace(held, fence=fence_of(held))
+    return taken
 
 
 def _rows(store: Store, task: str, objects: dict[bytes, Obj] | None = None, lost: list[Lost] | None = None) -> _Parts:

@@ -335,7 +335,7 @@ def _records(image: Image, what: str, seq: int | None, version: str) -> Iterator
     }  # fmt: skip
     head = {"format": FORMAT, "version": version, "what": what, "task": to_json(image.row.task)}
     yield {"safepoint": {**head, **({} if seq is None else {"seq": seq}), "counts": counts}}
-    yield {"task": {**_record(image.row, _TASK), "numbers": _record(image.numbers, _NUMBERS)}}
+    yield {"task": {**_record(image.row, _TASK), "fence": image.fence, "numbers": _record(image.numbers, _NUMBERS)}}
     for branch in image.branches:
         yield {"branch": {**_record(branch, _BRANCH), "head": _record(branch.head, _HEAD)}}
     objects = {obj.name: obj for obj in image.objects}
@@ -399,6 +399,7 @@ class _Reading:
         self.task = task
         self.head: dict[str, Any] = {}
         self.numbers = Numbers()
+        self.fence = 0
         self.state: Any = None
         self.read: dict[int, tuple[Any, Any]] = {}
         self.rows: dict[str, list[Any]] = {kind: [] for kind in _ORDER}
@@ -474,7 +475,8 @@ class _Reading:
 
     def _task(self, record: Any) -> TaskRow:
         self.numbers = Numbers(**_fields(record["numbers"], _NUMBERS))
-        return TaskRow(task=self.task or self.head["task"], **_fields(record, _TASK, "numbers"))
+        self.fence = _int(0)(record.get("fence", 0))
+        return TaskRow(task=self.task or self.head["task"], **_fields(record, _TASK, "fence", "numbers"))
 
     def _branch(self, record: Any) -> BranchRow:
         return BranchRow(head=Head(**_fields(record["head"], _HEAD)), **_fields(record, _BRANCH, "head"))
@@ -543,6 +545,7 @@ class _Reading:
             calls=tuple(rows["call"]),
             pauses=tuple(rows["pause"]),
             objects=tuple(self.packer.objects.values()),
+            fence=self.fence,
         )
         why = misfit(image)
         if why:

@@ -405,3 +405,5 @@ class Image(_Row, frozen=True, kw_only=True):
     pauses: tuple[PauseRow, ...] = ()
     objects: tuple[Obj, ...] = ()
     """All that the rows reach; none on stores that are not chunked."""
+    fence: int = 0
+    """The highest that a holder of the task has had: receivers that refuse stale fences know it."""

@@ -696,6 +696,21 @@ def test_the_same_import_at_the_same_time_is_one_import(place, tmp_path, monkeyp
     assert two.import_(tmp_path / "one").result == "unchanged"
 
 
+@pytest.mark.parametrize("b", ["memory", "sqlite", "file"])
+def test_fences_of_a_task_that_was_moved_go_on(place, tmp_path, b):
+    one, copied, imported, onto = place("sqlite"), place(b), place(b), place(b)
+    for _ in range(4):
+        with one.resume("t") as run:
+            run.save()
+    one.copy_to(copied)
+    one.export("t", tmp_path / "t")
+    imported.import_(tmp_path / "t")
+    one.export("t", tmp_path / "c", seq=2)
+    onto.import_(tmp_path / "c")
+    for two in (copied, imported, onto):
+        assert two.store.acquire("t", b"me").guard.fence > one.store.lease("t").fence
+
+
 def test_a_small_file_does_not_become_any_number_of_large_states(place, tmp_path, monkeypatch):
     one, chunked, file, flat = place("memory"), place("sqlite"), place("file"), place("flat")
     state = State("t", agent_state={"big": "x" * 100_000})

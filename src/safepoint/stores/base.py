@@ -250,7 +250,7 @@ class Store(ABC):
     def write_task(self, image: Image, *, over: Image | None = None) -> bool:
         """Write a whole task, all or nothing, with the numbers and ids that its rows have; the rows are sealed anew.
 
-        The task's lease is not written: the copy was never held, and its fences begin as a new task's. False if the task is
+        The task's lease is not written: the copy was never held. Its fences begin above those that the image knows of. False if the task is
         there already with the very same checkpoints, calls, pauses and branches.
 
         Args:

@@ -43,6 +43,7 @@ class Whole:
         image = whole.sealed(image)
         with self._locked(image.row.task) as (data, there):
             if there is None:
+                data.fence = max(data.fence, whole.fence_of(image))
                 data.tasks[image.row.task] = self._made(image)
                 return True
             if _facts(there) == whole.facts_of(image):

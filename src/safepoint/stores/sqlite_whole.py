@@ -85,6 +85,7 @@ class Whole(Watched):
                         raise _There
                     image = self._taken_from(conn, at, n, image)
                 _put_task(conn, n, image)
+                conn.execute(sql("sqlite_sweep")["raise_fence_floor"], (whole.fence_of(image),))
                 slot = self._slot(conn, n)
                 conn.execute(sql("sqlite_commit")["end_stage"], (k,))
                 k = None

@@ -9,7 +9,7 @@ from safepoint.errors import Conflict
 from safepoint.model import check_id
 from safepoint.rows import BranchRow, CallRow, CheckpointRow, Image, Numbers, PauseRow, replace
 
-__all__ = ["Facts", "another", "beyond", "facts", "facts_of", "sealed"]
+__all__ = ["Facts", "another", "beyond", "facts", "facts_of", "fence_of", "sealed"]
 
 
 class Facts(NamedTuple):
@@ -35,6 +35,11 @@ def facts(
 def facts_of(image: Image) -> Facts:
     """Of an image whose rows are sealed: as it was walked, or after ``sealed``."""
     return facts(image.checkpoints, image.calls, image.pauses, image.branches)
+
+
+def fence_of(image: Image) -> int:
+    """Above this begin the fences of the task, wherever it is written: receivers know no more than its name."""
+    return max([image.fence, *(call.fence for call in image.calls)])
 
 
 def beyond(image: Image, there: Numbers) -> Image:

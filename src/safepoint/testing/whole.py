@@ -171,6 +171,16 @@ class WholeTests:
         assert found[0].seq == 6
         assert image_of(store, "task") == image
 
+    def test_fences_go_on_where_those_of_the_original_ended(self, store: Store) -> None:
+        """A receiver that refuses stale fences knows the task by its name, in whatever store it is."""
+        main = _grown(store)
+        main.call(fence=7)
+        image = image_of(store, "task")
+        assert store.delete_task("task")
+        for task, fence, least in (("task", 0, 7), ("copy", 12, 12)):
+            assert store.write_task(replace(image, row=replace(image.row, task=task), fence=fence))
+            assert store.acquire(task, b"me").guard.fence > least
+
     def test_writing_a_whole_task_twice_is_writing_it_once(self, store: Store) -> None:
         _grown(store)
         image = image_of(store, "task")
