@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from safepoint.errors import UsageError
 from safepoint.rows import CallWrite, Commit, replace
 from safepoint.stores.sqlite import SQLiteStore
+from safepoint.stores.sqlite_db import LOOK
 from safepoint.testing.build import Writer, call_row, obj
 from tests.support.scale import scale
 
@@ -218,4 +220,26 @@ def test_rows_are_the_same_for_both_sides(path):
     assert store.task("task").head.seq == 2
     row = call_row(2)
     assert row.version == 0
+    store.close()
+
+
+@pytest.mark.parametrize("side", ["parent", "child"])
+def test_the_log_that_is_new_after_a_fork_is_no_strangers(path, tmp_path, side):
+    store = opened(path, durability="process")
+    writer = Writer(store)
+    writer.save(obj(b"before"))
+
+    def go_on():
+        # The connections were closed, and the log with them. Its number is given away, so that the next one has another.
+        for n in range(20):
+            (tmp_path / f"{side}{n}").touch()
+        assert store.task("task") is not None  # the reading connection comes first
+        for n in range(2):
+            writer.save(obj(b"%d" % n))
+            time.sleep(2 * LOOK)
+        return "went on"
+
+    assert in_child(go_on if side == "child" else lambda: "nothing") == ("went on" if side == "child" else "nothing")
+    if side == "parent":
+        assert go_on() == "went on"
     store.close()

@@ -752,12 +752,14 @@ def test_what_a_dead_big_save_left_is_swept(path, small_batches):
     for task in ("task", "new"):
         child = os.fork()
         if not child:
-            hooked = itertools.count()
-            _probe.hook = lambda name, n=hooked: os._exit(9) if name == "commit.staged" and next(n) == 1 else None
-            writer = Writer(store, task)
-            writer.head = None if task == "new" else store.task(task).head
-            writer.save(*big(task))
-            os._exit(0)
+            try:
+                hooked = itertools.count()
+                _probe.hook = lambda name, n=hooked: os._exit(9) if name == "commit.staged" and next(n) == 1 else None
+                writer = Writer(store, task)
+                writer.head = None if task == "new" else store.task(task).head
+                writer.save(*big(task))
+            finally:
+                os._exit(1)  # never a second test runner
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     assert store.task("new") is None
     # The second of the dead saves has swept nothing of the first: its task lives. Then a sweep of that task does.

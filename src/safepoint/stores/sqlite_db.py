@@ -212,6 +212,7 @@ class Database:
                 conn.execute("ROLLBACK")
         except apsw.Error:
             self._writer = _shut(conn)  # its transaction ends with it
+            self._beside = {}  # and the log, if it was the last connection: the next writer looks anew
 
     # -- reading
 
@@ -282,7 +283,9 @@ class Database:
             else:
                 self._inode = (st.st_dev, st.st_ino)
                 self._writer = conn
-                if self._reader is None or self._reader_stale:  # else the first look, when they were opened, holds
+                if (
+                    self._reader is None or self._reader_stale or not self._beside
+                ):  # else the first look, when they were opened, holds
                     self._beside = {suffix: (at, 0) for suffix in SIDES if (at := inode(self.path + suffix)) is not None}
                 return conn
 
@@ -413,7 +416,9 @@ class Database:
             self._reader = _shut(self._reader)
         if self._got_write and self.busy is None:
             self._writer = _shut(self._writer)
-        if self._writer is not None or self._reader is not None:
+        if self._writer is None and self._reader is None:
+            self._beside = {}  # the last of all connections takes the log along: who opens it again finds another
+        else:
             import ctypes  # noqa: F401  (here, not in the child, where another thread may have held the import lock)
 
     def _after_in_parent(self) -> None:
