@@ -295,9 +295,11 @@ def test_a_forked_child_does_not_hold(store, path, hold):
 def test_a_holder_killed_between_lock_and_row_leaves_no_trace(path, store):
     child = os.fork()
     if not child:
-        _probe.hook = lambda name: os.kill(os.getpid(), signal.SIGKILL) if name == "acquire.locked" else None
-        store.acquire("task", b"")
-        os._exit(1)
+        try:
+            _probe.hook = lambda name: os.kill(os.getpid(), signal.SIGKILL) if name == "acquire.locked" else None
+            store.acquire("task", b"")
+        finally:
+            os._exit(1)
     assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
     assert store.lease("task") is None
     assert store.acquire("task", b"").previous == ""

@@ -283,9 +283,8 @@ class Database:
             else:
                 self._inode = (st.st_dev, st.st_ino)
                 self._writer = conn
-                if (
-                    self._reader is None or self._reader_stale or not self._beside
-                ):  # else the first look, when they were opened, holds
+                # While another connection is open, the first look, when they were opened, holds.
+                if self._reader is None or self._reader_stale or not self._beside:
                     self._beside = {suffix: (at, 0) for suffix in SIDES if (at := inode(self.path + suffix)) is not None}
                 return conn
 
