@@ -11,7 +11,17 @@ from safepoint import recovering
 from safepoint.codec import values
 from safepoint.codec.states import Control
 from safepoint.ending import NO_FAULT_OF_THE_STEP
-from safepoint.errors import Conflict, DecisionNeeded, InDoubt, LeaseHeld, NotFound, RunEnded, SafepointError, UsageError
+from safepoint.errors import (
+    Conflict,
+    Damaged,
+    DecisionNeeded,
+    InDoubt,
+    LeaseHeld,
+    NotFound,
+    RunEnded,
+    SafepointError,
+    UsageError,
+)
 from safepoint.model import Call, Outcome, Pause, Recovery, State, StepResult, check_id, new_id
 from safepoint.restoring import Prepare, Wish
 from safepoint.rows import Commit, TaskPatch
@@ -150,16 +160,18 @@ def outcome_of(task: str, state: State, turn: list[Any]) -> Outcome:
 
 def stored(cp: Checkpointer, task: str, job: Job, at: int | None = None, branch: str | None = None) -> Outcome | None:
     """The outcome of a job that is done already. No lease is taken and no code is run."""
-    row = cp.store.task(task) if (at, branch) != (None, None) else None
-    if row is not None and ((at is not None and (row.head is None or row.head.seq != at)) or branch not in (None, row.branch)):
-        return None  # another checkpoint than the head is asked for
     try:
+        row = cp.store.task(task) if (at, branch) != (None, None) else None
+        if row is not None and (
+            (at is not None and (row.head is None or row.head.seq != at)) or branch not in (None, row.branch)
+        ):
+            return None  # another checkpoint than the head is asked for
         state = cp.load_latest(task)
     except recovering.NEVER_PASSED:
         raise
     except Exception as error:
-        if getattr(error, "details", {}).get("rolled_back"):
-            raise
+        if at is None and getattr(error, "details", {}).get("rolled_back"):
+            raise  # with at= a person takes the task as it stands
         return None  # what becomes of it, the run decides under its lease
     if state is None or state._base is None:
         return None
@@ -405,11 +417,24 @@ def waits(cp: Checkpointer, task: str, error: InDoubt | DecisionNeeded) -> Outco
     return waiting(cp, task)
 
 
+def _in_doubt(cp: Checkpointer, task: str) -> list[Call]:
+    """Those that a person is to settle, as far as their records can be read: it is known already where others cannot."""
+    try:
+        return cp.calls(task, status="in_doubt")
+    except Damaged as error:
+        row = cp.store.task(task)
+        if error.details.get("rolled_back") or row is None:
+            raise
+        rows = [r for r in recovering.survey(cp, row).calls if r.status == "in_doubt"]
+        shown, _ = cp._shown(task, rows)
+        return [shown[r.no] for r in rows]
+
+
 def waiting(cp: Checkpointer, task: str, recovery: Recovery | None = None) -> Outcome:
     """The outcome of a task that cannot go on before a person has settled its calls or answered its questions. Its state is the
     stored one: what the step has half done is no part of it."""
     state = cp.load_latest(task)
     assert state is not None
     turns = state._base.control.turns
-    pending: tuple[Call | Pause, ...] = (*cp.calls(task, status="in_doubt"), *cp.pauses(task))
+    pending: tuple[Call | Pause, ...] = (*_in_doubt(cp, task), *cp.pauses(task))
     return Outcome(task, turns[-1][0] if turns else "", "waiting", None, state, state.step, recovery, pending)

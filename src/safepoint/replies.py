@@ -68,7 +68,7 @@ def damaged_error(task: str, row: CallRow, error: Damaged) -> Damaged:
     """A call that happened and whose recorded result cannot be read."""
     return Damaged(
         f"call {row.no} ({row.tool}) succeeded, and its result cannot be read",
-        str(error),
+        ": ".join(filter(None, (error.what, error.why))),
         f"It is not run again. Give it a result: cp.resolve({task!r}, {row.no}, Done(result)), or "
         f"`safepoint resolve {task} {row.no} --done JSON`.",
         task=task,

@@ -15,7 +15,7 @@ import stat
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import RLock
 from typing import Any
@@ -273,7 +273,7 @@ class Folders:
                 names = ops.list(folder)
                 if filenames.JOURNAL in names or not self._is_there(folder, name, root):
                     return self.journal(root, task, writer=writer)  # begun at this moment, or deleted
-                if any(not inner.startswith(".") for inner in names):
+                if self.has_documents(folder):
                     raise Damaged(
                         f"the journal of task {task!r} is missing",
                         "there are documents, and no line that tells of them",
@@ -363,6 +363,8 @@ class Folders:
                         kept.size, kept.ended = at, True
                         break
                     book.skip(i + 1, ", ".join(filter(None, (error.what, error.why))), line)
+                    with suppress(Damaged):
+                        book.read(stripped)  # it may be whole itself, and what is lost have come before it
             at = after
         else:
             kept.size, kept.ended = at, ended
@@ -389,6 +391,9 @@ class Folders:
         shorter = acked is not None and acked[0] == book.name and kept.end < acked[1]
         if more and (shorter or max(more) > newest + 1):
             book.skip(book.lines + 1, f"lines are missing at its end: checkpoint {max(more)} is there, and none tells of it")
+
+    def has_documents(self, folder: int) -> bool:
+        return any(self._seqs(fd) for _, fd in self._branches(folder))
 
     def _seqs(self, branch: int) -> list[int]:
         return [seq for name in self.ops.list(branch) if (seq := filenames.seq_of(name)) is not None]

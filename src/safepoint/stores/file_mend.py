@@ -13,7 +13,7 @@ from dataclasses import replace as changed
 from typing import TYPE_CHECKING, Any
 
 from safepoint import _probe
-from safepoint.errors import UsageError
+from safepoint.errors import Unavailable, UsageError
 from safepoint.rows import Aside, CallRow, CheckpointRow, Image, replace
 from safepoint.stores import file_rows, filenames, refusals
 from safepoint.stores.file_folder import Folders
@@ -50,6 +50,17 @@ class Mends:
             )
         except FileExistsError:
             raise UsageError(f"{to} is there already", "", "Move it away.", path=to) from None
+        except (shutil.Error, OSError) as error:
+            shutil.rmtree(to, ignore_errors=True)
+            where, why = self._f.path, str(error)
+            if isinstance(error, shutil.Error):
+                where, _, why = error.args[0][0]
+            raise Unavailable(
+                f"a copy of the store cannot be made before it is repaired: {where}",
+                why.removesuffix(f": {where!r}"),
+                "Look at it and its permissions, and at the room on the disk. Nothing was changed.",
+                path=where,
+            ) from error
         return f"file:///{to}"
 
     def set_aside(self, image: Image, gone: Iterable[Aside], put: Iterable[CheckpointRow], bare: Iterable[CallRow]) -> int:

@@ -37,8 +37,28 @@ class Whole:
             id = filenames.decode(name)
             if id is None and filenames.is_cut(name):
                 id = self._inside(root, name)
-            if id is not None:
+            if id is not None and self._is_ours(root, name):
                 yield id
+
+    def _is_ours(self, root: int, name: str) -> bool:
+        """Whether a folder has something of a task in it, as far as it can be looked at."""
+        f = self._f
+        try:
+            with f.ops.opened(f.ops.child(name, root)) as folder:
+                return filenames.JOURNAL in f.ops.list(folder) or f.has_documents(folder)
+        except FileNotFoundError:
+            return False  # deleted meanwhile
+        except OSError:
+            return True  # whoever asks for the task is told
+
+    def _is_empty(self, root: int, name: str) -> bool:
+        """Whether it is a folder of a task that is being begun, or was, and got no further."""
+        f = self._f
+        try:
+            with f.ops.opened(f.ops.child(name, root)) as folder:
+                return not any(not inner.startswith(".") for inner in f.ops.list(folder))
+        except OSError:
+            return False
 
     def _inside(self, root: int, name: str) -> str | None:
         """The id of a task whose name was cut, as its journal has it."""
@@ -232,7 +252,7 @@ class Whole:
             known = {filenames.encode(id) for id in self._ids(root)}
             for name in sorted(f.ops.list(root)):
                 if name not in known:
-                    if not name.startswith("."):
+                    if not name.startswith(".") and not self._is_empty(root, name):
                         found.append(Lost("a stray file", name, "it is no task", "foreign"))
                 elif self._strays_of(root, name):
                     with f.lock(name, name):  # a document is there before the line that tells of it
