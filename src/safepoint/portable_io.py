@@ -66,8 +66,8 @@ def write(target: Target, lines: Iterable[bytes]) -> int:
             with open(path, "wb", buffering=0) as out:  # a pipe or a device: there is nothing to rename onto
                 return _into(out, lines, packed=packed)
         real = os.path.realpath(path)  # the caller's own link is followed, not replaced
-        folder, name = os.path.split(real)
-        temp = os.path.join(folder, f".{name[:100]}.{secrets.token_hex(6)}.tmp")
+        folder = os.path.dirname(real)
+        temp = os.path.join(folder, f".safepoint-{secrets.token_hex(8)}.tmp")  # a name may be as long as names can be
         fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
         try:
             with os.fdopen(fd, "wb") as out:

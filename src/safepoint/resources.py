@@ -14,7 +14,7 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from safepoint.codec import MAX_DEPTH, Resource, values
-from safepoint.codec.classes import held_by
+from safepoint.codec.classes import inside
 from safepoint.codec.kinds import key_text
 from safepoint.errors import CallFailed, LeaseHeld, NotFound, RefusedType, RunEnded, SafepointError, UsageError
 from safepoint.model import a_type, check_id
@@ -122,7 +122,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         # (A class, a module or a function in the state is for the save to refuse.)
         if isinstance(value, type | ModuleType | FunctionType):
             return
-        held = held_by(value)
+        held = inside(value)
         for more in ("__pydantic_extra__", "__pydantic_private__"):
             held |= held.pop(more, None) or {}
         if isinstance(value, tuple):

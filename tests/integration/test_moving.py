@@ -736,6 +736,14 @@ def test_a_status_that_is_none_is_refused(whole):
     refused(sealed(lines))
 
 
+def test_the_file_may_have_as_long_a_name_as_there_is(tmp_path):
+    with safepoint.open("memory://") as cp:
+        cp.save(State("t"))
+        file = tmp_path / ("日" * 85)
+        cp.export("t", file)
+        assert cp.import_(file).result == "unchanged"
+
+
 def test_what_progress_raises_is_not_the_fault_of_the_file(tmp_path):
     def gone(_):
         raise BrokenPipeError(32, "nobody listens")

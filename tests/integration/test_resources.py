@@ -294,6 +294,23 @@ def test_a_save_that_fails_gives_nothing_up(cp, outside):
     assert outside.closed == []
 
 
+HERE = Resource("module", 1)
+
+
+def test_a_search_stays_within_the_state():
+    class Plain:
+        pass
+
+    def fn():
+        return HERE
+
+    plain = Plain()
+    plain.held = [Resource("plain", 1)]
+    fn.held = Resource("fn", 1)
+    state = {"plain": plain, "fn": fn, "method": Resource.__repr__, "bound": HERE.__repr__, "builtin": [].append}
+    assert [path for path, _ in resources.find(state)] == ["agent_state['plain'].held[0]"]
+
+
 def test_no_run_begins_while_a_task_is_closed_to_be_deleted(cp):
     told = []
 

@@ -24,7 +24,7 @@ from safepoint.codec.kinds import BUILTIN_KINDS, Fault, Kind, MissingMember, dam
 from safepoint.codec.registry import Registry, shape_of
 from safepoint.errors import InvalidState, RefusedType
 
-__all__ = ["CLASS_KINDS", "KINDS", "held_by"]
+__all__ = ["CLASS_KINDS", "KINDS", "inside"]
 
 
 def _class(name: str, shape: str, registry: Registry) -> Any:
@@ -169,7 +169,7 @@ def _slots(cls: type) -> dict[str, MemberDescriptorType]:
     }
 
 
-def held_by(value: Any) -> dict[str, Any]:
+def _held(value: Any) -> dict[str, Any]:
     """All that an instance holds, by name: its attributes and the slots of its class and of those above it."""
     held = dict(getattr(value, "__dict__", {}))
     cls: Any = type(value)
@@ -181,6 +181,12 @@ def held_by(value: Any) -> dict[str, Any]:
     return held
 
 
+def inside(value: Any) -> dict[str, Any]:
+    """For a walk through what was not stored yet: what an instance of an application's class holds. Of anything else no more than
+    its ``__dict__``: by way of a method or a function, say, one would come to all of the program."""
+    return _held(value) if shape_of(type(value)) is not None else dict(getattr(value, "__dict__", None) or {})
+
+
 def _put(value: Any, held: dict[str, Any]) -> Any:
     cls: Any = type(value)
     slots = _slots(cls)
@@ -190,7 +196,7 @@ def _put(value: Any, held: dict[str, Any]) -> Any:
 
 
 def _dataclass_reduce(value: Any, _registry: Registry) -> dict[str, Any]:
-    return _pack(held_by(value), [field.name for field in fields(value)])
+    return _pack(_held(value), [field.name for field in fields(value)])
 
 
 def _dataclass_revive(payload: Any, name: str, registry: Registry) -> Any:
@@ -209,7 +215,7 @@ _KEPT_HASH = "_attrs_cached_hash"
 
 
 def _attrs_reduce(value: Any, _registry: Registry) -> dict[str, Any]:
-    held = held_by(value)
+    held = _held(value)
     if _KEPT_HASH in held:
         held[_KEPT_HASH] = None
     return _pack(held, [field.name for field in type(value).__attrs_attrs__])
@@ -265,7 +271,7 @@ def _struct_reduce(value: Any, _registry: Registry) -> dict[str, Any]:
     except Exception as error:
         problem = f"a {type_name(cls)} cannot be made without its __post_init__"
         raise Fault(RefusedType, problem, "Take __post_init__ away, or store a dataclass", type=type_name(cls)) from error
-    return _pack(held_by(value), cls.__struct_fields__)
+    return _pack(_held(value), cls.__struct_fields__)
 
 
 def _struct_revive(payload: Any, name: str, registry: Registry) -> Any:

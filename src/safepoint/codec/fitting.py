@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from safepoint.codec.classes import held_by
+from safepoint.codec.classes import inside
 from safepoint.codec.kinds import key_text, type_name
 from safepoint.codec.registry import shape_of
 
@@ -50,7 +50,7 @@ def _children(value: Any) -> Iterator[tuple[Any, str]]:
         return ((item, f"[{index}]") for index, item in enumerate(list(value)))
     if isinstance(value, set | frozenset):
         return ((item, "{…}") for item in list(value))
-    return ((item, f".{name}") for name, item in held_by(value).items())
+    return ((item, f".{name}") for name, item in inside(value).items())
 
 
 def _pydantic(value: Any) -> tuple[str, str] | None:
