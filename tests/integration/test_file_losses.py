@@ -72,12 +72,10 @@ def test_what_plan_says_of_a_task_with_a_lost_line_is_what_happens(root, how, ba
     (root / "t/journal.jsonl").write_bytes(b"".join(lines))
     with safepoint.open(url) as cp:
         plan = cp.plan("t")
-        before = list(done)
         try:
             outcome = safepoint.run_agent(goes_on, task_id="t", store=cp)
-        except (Damaged, safepoint.InDoubt) as error:
-            assert not isinstance(error, Damaged) or plan.does == "refused", (str(plan), error)
-            assert isinstance(error, Damaged) or plan.guard, (str(plan), error)
+        except Damaged:
+            assert plan.does == "refused", str(plan)
         else:
             pending = [call.no for call in outcome.pending]
             if plan.does == "wait":
@@ -97,12 +95,9 @@ def test_a_damaged_last_line_that_released_the_lease_costs_no_head_and_no_result
     assert b'"calls"' not in lines[-1]
     lines[-1] = spoilt(lines[-1])
     (root / "t/journal.jsonl").write_bytes(b"".join(lines))
-    for _ in range(2):  # and once more, when others have written beyond it
-        with safepoint.open(url) as cp:
-            state = cp.load_latest("t")
-            assert state.seq == 3
-            assert not cp.verify().ok
-            state.step += 1  # by a person
+    with safepoint.open(url) as cp:
+        assert cp.load_latest("t").seq == 3
+        assert not cp.verify().ok
     outcome = safepoint.run_agent(goes_on, task_id="t", store=url)
     assert (outcome.status, outcome.recovery.mode) == ("finished", "head")
     assert done == [0, 1, 2, 3]
@@ -227,8 +222,8 @@ def test_a_folder_of_somebody_else_is_no_task(root):
         assert report.ok, report
         assert ["notes" in str(note) for note in report.notes] == [True], report
         assert cp.load_latest("notes") is None
-        with pytest.raises(Damaged):  # it is one of ours, with its journal gone
-            cp.save(State("gone"))
-            (root / "gone/journal.jsonl").unlink()
+        cp.save(State("gone"))
+        (root / "gone/journal.jsonl").unlink()
+        with pytest.raises(Damaged):  # one of ours, without its journal
             cp.load_latest("gone")
         assert [info.task_id for info in cp.tasks()] == ["gone", "t"]
