@@ -66,5 +66,7 @@ def drop(value: Tagged, field: str) -> None:
 
 def _fields(value: Tagged) -> dict[str, Any]:
     if not isinstance(value, Tagged) or type(value.value) is not dict:
-        raise UsageError("this value has no fields", "", "Pass what change() hands to its function, of a class that has fields.")
+        raise UsageError(
+            "this value has no fields", "", "Pass what change() hands to its function, of a class that has fields."
+        )
     return value.value

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from typing import Any
 
 import pytest
 
@@ -148,7 +149,7 @@ def test_what_becomes_a_checkpoint_meanwhile_is_no_stray(cp, place, monkeypatch)
 
 def test_a_document_whose_line_is_on_its_way_is_no_stray(cp, monkeypatch):
     state = made(cp)
-    seen = []
+    seen: list[Any] = []
 
     def look(point):
         if point == "commit.before" and not seen:  # its document has its name

@@ -103,7 +103,7 @@ def test_there_is_no_such_task(cp):
 def test_progress_is_told(cp):
     made(cp, "a")
     made(cp, "b")
-    seen = []
+    seen: list[safepoint.Progress] = []
     found = cp.verify(progress=seen.append)
     assert seen[-1] == safepoint.Progress(done=2, total=0, bytes=found.bytes, task_id="b")
 

@@ -55,14 +55,15 @@ def filled(cls, text):
         elif "Head" in kind:
             given[f.name] = Head(7, "id")
         elif f.required:
-            given[f.name] = {
+            made: dict[str, Any] = {
                 "row": lambda: filled({CallWrite: CallRow, Image: TaskRow}.get(cls, PauseRow), text),
                 "numbers": Numbers,
                 **dict.fromkeys(("branches", "checkpoints"), tuple),
                 "seqs": tuple,
                 "key": int,
                 "existed": bool,
-            }[f.name]()
+            }
+            given[f.name] = made[f.name]()
     return cls(**given)
 
 

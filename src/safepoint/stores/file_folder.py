@@ -424,7 +424,8 @@ class Folders:
         """Take in the documents that only damaged lines told of: they say themselves what they are. Returns whether there are any,
         whole or not."""
         swept = set(book.swept)
-        return any([self._rescue_from(fd, book, swept) for _, fd in self._branches(folder)])
+        found = [self._rescue_from(fd, book, swept) for _, fd in self._branches(folder)]  # all of them, found or not
+        return any(found)
 
     def _rescue_from(self, branch: int, book: Book, swept: set[tuple[str, str, int]]) -> bool:
         task, more = book.row.task, False
