@@ -91,7 +91,7 @@ def test_every_failing_operation(tmp_path, part):
     whole = Disk(tmp_path / "whole")
     known = live(tmp_path / "whole", whole)
     total = len(whole.ops)
-    numbers = range(part, total, PARTS) if SOAK else sorted(random.Random(SEED).sample(range(total), 60))
+    numbers = range(part, total, PARTS) if SOAK else sorted(random.Random(SEED).sample(range(total), 36))
     for number in numbers:
         fault = FAULTS[number % len(FAULTS)]
         folder = tmp_path / f"{number}"
