@@ -222,7 +222,7 @@ def look(cp: Checkpointer, task: str, seq: int | None, checks: Iterable[Check], 
         return Looked(Verdict(n or error.details.get("seq") or 0, "refused", _what(error)), None, error)
     except Exception as error:  # of a state that breaks a rule; of a migration, which may raise whatever it likes
         details = error.details if isinstance(error, SafepointError) else {}
-        return Looked(Verdict(n or details.get("seq") or 0, "invalid", type(error).__name__), None, error)
+        return Looked(Verdict(n or details.get("seq") or 0, "invalid", _reason(error)), None, error)
     assert state.seq is not None
     ill = unwell(state, checks, requires)
     if ill:
@@ -235,6 +235,16 @@ def _unhealthy(state: State, ill: str) -> InvalidState:
     return InvalidState(
         f"{task}@{state.seq} is unhealthy", ill, f"Go back: cp.rewind({task!r}, seq).", task=task, seq=state.seq
     )
+
+
+def _reason(error: Exception) -> str:
+    """Why a state is none, in a line: what the library says of it names no content. Nothing is said of what others may raise."""
+    if not isinstance(error, InvalidState):
+        return type(error).__name__
+    version = error.details.get("version")
+    if version is None:
+        return error.why or error.what
+    return f"the migration {version} -> {version + 1} has failed, {error.why}"
 
 
 def _what(error: RefusedType) -> str:

@@ -339,6 +339,21 @@ def test_field_case_22_flags_with_bits_that_are_gone(url, base):
         assert cp.load_latest("t").agent_state["v"] is new.R
 
 
+def test_why_a_checkpoint_is_passed_over_is_the_member_that_is_gone(url, caplog):
+    old = color(CRIMSON=1, RED=2)
+    with safepoint.open(url, types=[old]) as cp:
+        state = State("t")
+        cp.save(state)
+        state.agent_state["v"] = old.CRIMSON
+        cp.save(state)
+    with safepoint.open(url, types=[color(RED=2)]) as cp:
+        why = "invalid: app.Color has no member CRIMSON any more"
+        assert cp.plan("t").skipped == ((2, why),)
+        with caplog.at_level("INFO", logger="safepoint"), cp.resume("t") as run:
+            assert run.recovery.skipped == ((2, why),)
+        assert why in caplog.text
+
+
 def test_members_that_have_become_one_are_no_damage(url):
     old = color(A=1, B=2)
     saved(url, {old.A: "a", old.B: "b"}, {old.A, old.B}, types=[old])
