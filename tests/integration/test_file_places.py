@@ -366,3 +366,16 @@ def test_white_space_and_a_byte_order_mark_in_a_journal_are_no_change(cp, root):
         grow(again, 2)
         assert again.verify().ok
     assert latest(root) == 4
+
+
+def test_a_status_that_may_be_older_says_so(cp, root):
+    """A damaged line may have been the one that made another branch the current one."""
+    grow(cp, 3)
+    cp.rewind("t", 1)
+    path = root / "t/journal.jsonl"
+    lines = path.read_bytes().splitlines(True)
+    at = next(i for i, line in enumerate(lines) if b"main~1" in line)
+    path.write_bytes(b"".join([*lines[:at], b"{}\n", *lines[at + 1 :]]))
+    with safepoint.open(f"file:///{root}") as again:
+        for info in (again.status("t"), *again.tasks()):
+            assert f"line {at + 1} of its journal is damaged" in info.reason

@@ -165,7 +165,7 @@ class FileStore(FileLeases, Whole, Mends, Store):
     def task(self, task: str) -> TaskRow | None:
         with self._f.root() as root, self._f.mutex:
             book = self._book(root, task)
-            return None if book is None else book.task_row()
+            return None if book is None else _told(book)
 
     def tasks(self, *, after: str | None = None, limit: int = 200) -> list[TaskRow]:
         f = self._f
@@ -178,7 +178,7 @@ class FileStore(FileLeases, Whole, Mends, Store):
                 try:
                     with f.mutex:
                         book = self._book(root, id)
-                        row = None if book is None else book.task_row()
+                        row = None if book is None else _told(book)
                 except FileNotFoundError:
                     continue  # deleted meanwhile
                 except (SafepointError, OSError) as problem:
@@ -471,6 +471,15 @@ class FileStore(FileLeases, Whole, Mends, Store):
             claim.free()
         self._claims.clear()
         self._f.locks.close()
+
+
+def _told(book: Book) -> TaskRow:
+    """A task's row, which says so itself if it may be older than what was written."""
+    row = book.task_row()
+    if not book.gaps:
+        return row
+    why = f"line {book.gaps[0].line} of its journal is damaged: head and status may be older than what was written"
+    return replace(row, reason=f"{why}; {row.reason}" if row.reason else why)
 
 
 def _flat(commit: Commit) -> None:
