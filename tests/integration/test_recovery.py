@@ -279,7 +279,7 @@ def test_a_failing_migration_of_one_version_is_passed_over(url):
         cp.save(state)
     with safepoint.open(url, schema_version=2, migrations={1: migrate}) as cp, cp.resume("t") as run:
         assert (run.recovery.mode, run.recovery.seq, run.state.agent_state) == ("fallback", 1, {"n": 25})
-        assert run.recovery.skipped[0][1].startswith("invalid")
+        assert run.recovery.skipped == ((2, "invalid: the migration 1 -> 2 has failed, it raised ZeroDivisionError"),)
         run.save()
     with safepoint.open(url, schema_version=2, migrations={1: migrate}) as cp:
         assert cp.load_latest("t").agent_state == {"n": 25}
