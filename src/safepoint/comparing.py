@@ -39,23 +39,25 @@ class ComparingVerbs:
             NotFound: there is no such task, checkpoint or branch. Damaged, NewerFormat: one of them cannot be read.
         """
         other = check_id(task_id) if task_b is None else check_id(task_b, "task_b")
-        left, right = self._one_of(task_id, a), self._one_of(other, b)
+        left, right = self._one_of(task_id, "a", a), self._one_of(other, "b", b)
         before = _json(task_id, *left)
         # Equal states have equal digests, and no others: what is the same is not read twice.
         after = before if left[0].digest == right[0].digest else _json(other, *right)
         return compare(f"{task_id}@{left[0].seq}", f"{other}@{right[0].seq}", before, after)
 
-    def _one_of(self, task: str, which: int | str | None) -> tuple[CheckpointRow, Mapping[bytes, Obj]]:
+    def _one_of(self, task: str, name: str, which: int | str | None) -> tuple[CheckpointRow, Mapping[bytes, Obj]]:
         if which is None:
             found = self.store.read(check_id(task))
         elif isinstance(which, str):
             found = self.store.read(check_id(task), branch=check_id(which, "diff: the name of a branch"))
         elif isinstance(which, int) and not isinstance(which, bool):
-            check_number("diff", "a and b", which)
+            check_number("diff", name, which)
             found = self.store.read(check_id(task), seq=which)
         else:
             raise UsageError(
-                f"diff was given {a_type(which)} as a checkpoint", "", "Pass its number, or the name of a branch for its head."
+                f"diff({name}=) is {a_type(which)}",
+                "it names a checkpoint",
+                "Pass its number, or the name of a branch for its head.",
             )
         if found is not None:
             return found

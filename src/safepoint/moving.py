@@ -246,7 +246,10 @@ class MovingVerbs:
             raise
         if imaging.heads_of(now) != {n: content.flats[n] for n in imaging.heads_of(image)}:
             raise Damaged(
-                f"task {image.row.task!r} is not as it was imported", "what was read back differs", "", task=image.row.task
+                f"task {image.row.task!r} is not as it was imported",
+                "what was read back differs",
+                "Check the store with `safepoint check`.",
+                task=image.row.task,
             )
         head = next((b.head.seq for b in now.branches if (b.space, b.name) == ("", now.row.branch)), None)
         log.info("imported %s: %s, %d checkpoints", image.row.task, content.what, len(image.checkpoints))
@@ -269,7 +272,10 @@ class MovingVerbs:
                     raise
         if there is None or portable.flat_digest(*there) != content.flats[row.seq]:
             raise Damaged(
-                f"checkpoint {row.seq} is not in task {task!r} as it was imported", "what was read back differs", "", task=task
+                f"checkpoint {row.seq} is not in task {task!r} as it was imported",
+                "what was read back differs",
+                "Check the store with `safepoint check`.",
+                task=task,
             )
         new = there[0]
         if new.id == id:
@@ -437,7 +443,9 @@ def _one(taken: imaging.Taken, seq: int, store: Store) -> Image:
         raise NotFound(f"task {task!r} has no checkpoint {seq}", "", f"See `safepoint log {task}`.", task=task)
     branch = next((b for b in image.branches if (b.space, b.name) == ("", row.branch)), None)
     if branch is None:
-        raise Damaged(f"task {task!r} has no branch {row.branch!r}", "its row is missing", "", task=task)
+        raise Damaged(
+            f"task {task!r} has no branch {row.branch!r}", "its row is missing", f"See `safepoint verify {task}`.", task=task
+        )
     is_head = branch.head.seq == seq and image.row.branch == branch.name
     if row.kind == "failure":
         row = replace(row, kind="import")  # it is the head of what is exported, and a failure is none

@@ -156,7 +156,12 @@ def _told(path: str, lines: _Passing | None = None) -> Iterator[None]:
             raise StoreFull(f"{path} cannot be written", error.strerror or "", "Make room.", path=path) from None
         if type(error).__module__ != "builtins":
             raise  # an error of the library, or of gzip
-        raise UsageError(f"{path} cannot be used", error.strerror or type(error).__name__, "", path=path) from None
+        raise UsageError(
+            f"{path} cannot be used",
+            error.strerror or type(error).__name__,
+            "Name a file that this program may use.",
+            path=path,
+        ) from None
 
 
 # -- reading

@@ -116,9 +116,9 @@ def without_messages(tree: Any) -> Any:
     ("migration", "said"),
     [
         (nothing, "it returned None, not the tree"),
-        (coroutine, "it returned of type coroutine"),
+        (coroutine, "it returned a coroutine"),
         (without_messages, "has no part 'messages'"),
-        (lambda tree: {**tree, "step": "one"}, "'step' of the tree that it returned is of type str"),
+        (lambda tree: {**tree, "step": "one"}, "'step' of the tree that it returned is a str"),
         (lambda tree: {**tree, "memory": 1}, "has a part 'memory', which no state has"),
         (lambda tree: {**tree, "agent_state": {"v": object()}}, "cannot be stored"),
         (lambda tree: {**tree, "agent_state": Tagged("dataclas", "app:Plan", {})}, "dataclas"),

@@ -8,6 +8,7 @@ from typing import Any
 
 from safepoint.codec import values
 from safepoint.errors import Damaged, InvalidState, RefusedType, SafepointError, UsageError
+from safepoint.model import a_type
 
 __all__ = ["Migrations", "blamed", "migrated"]
 
@@ -48,12 +49,12 @@ def migrated(tree: dict[str, Any], start: int, goal: int, migrations: Migrations
         if inspect.iscoroutine(made):
             made.close()
         if type(made) is not dict:
-            raise _failed(at, version, f"it returned {_a(made)}, not the tree", "Return the tree at its end")
+            raise _failed(at, version, f"it returned {a_type(made)}, not the tree", "Return the tree at its end")
         for part, types in _PARTS.items():
             if part not in made:
                 raise _failed(at, version, f"the tree that it returned has no part {part!r}", f"Let it keep {part!r}")
             if types and type(made[part]) not in types:
-                raise _failed(at, version, f"{part!r} of the tree that it returned is {_a(made[part])}", "Correct it")
+                raise _failed(at, version, f"{part!r} of the tree that it returned is {a_type(made[part])}", "Correct it")
         # What no state has would be gone at the next save.
         more = next((part for part in made if part not in known), None)
         if more is not None:
@@ -80,7 +81,3 @@ def _failed(at: str, version: int, why: str, remedy: str) -> InvalidState:
         f"{remedy.rstrip('.')}; the checkpoint is left as it is.",
         version=version,
     )
-
-
-def _a(value: object) -> str:
-    return "None" if value is None else f"of type {type(value).__qualname__}"
