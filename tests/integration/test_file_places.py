@@ -379,3 +379,20 @@ def test_a_status_that_may_be_older_says_so(cp, root):
     with safepoint.open(f"file:///{root}") as again:
         for info in (again.status("t"), *again.tasks()):
             assert f"line {at + 1} of its journal is damaged" in info.reason
+
+
+def test_no_save_goes_past_a_head_that_a_damaged_line_may_have_moved(cp, root):
+    """Invariant 4: what was saved meanwhile is not left out because nobody can read where the branch stands."""
+    grow(cp, 3)
+    mine = cp.load("t", seq=3)
+    grow(cp, 1)
+    path = root / "t/journal.jsonl"
+    lines = path.read_bytes().splitlines(True)
+    path.write_bytes(b"".join([*lines[:-1], b"{}\n"]))
+    with safepoint.open(f"file:///{root}") as again:
+        with pytest.raises(Damaged, match="journal"):
+            again.save(mine)
+        with again.resume("t", recover="auto") as run:  # which goes on beside it
+            run.save()
+            assert run.state.branch == "main~1"
+        grow(again, 1)

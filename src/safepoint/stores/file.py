@@ -108,6 +108,8 @@ class FileStore(FileLeases, Whole, Mends, Store):
                     if new is None and book.last[0] == commit.id:
                         return book.repeated()
                     book.plan(commit, 0, sum)  # what is refused leaves no folder behind
+                    if commit.moves_head and new is not None and commit.expect and not book.is_certain(new.space, new.branch):
+                        raise gapped(task, book)  # it may have moved, and what it has moved to would be left out
             else:
                 Book.of(task).plan(commit, 0, sum)
             folder, kept = f.begin(root, task, now())
