@@ -361,3 +361,36 @@ def test_fork_and_close(path: Path) -> None:
     store.close()
     with pytest.raises(UsageError):
         store.task("task")
+
+
+def test_that_a_task_is_new_does_not_cost_more_the_more_there_are(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saves(path, 1)
+    store = opened(path)
+    assert store.task("absent") is None  # what names there are is looked up now
+    read: list[int] = []
+    read_at = store._locks.read_at
+
+    def noted(offset: int, size: int) -> bytes:
+        read.append(offset)
+        return read_at(offset, size)
+
+    monkeypatch.setattr(store._locks, "read_at", noted)
+    for n in range(20):
+        assert store.task(f"new {n}") is None
+    assert min(read) > BASE + SIZE  # behind the last one that there is, which is number 1
+    store.close()
+
+
+def test_a_name_that_came_a_moment_ago_is_found_by_its_number(path: Path) -> None:
+    saves(path, 1)
+    store, other = opened(path), opened(path)
+    assert store.task("late") is None
+    Writer(other, "late").save()
+    w = store._witness
+    assert [n for n, _ in w.find(store._db.name, "late")] == [2]
+    assert [n for n, _ in w.find(store._db.name, "late", 1)] == [2]  # lost, if the store knows of one task only
+    assert w.find(store._db.name, "late", 2) == []
+    w._names_until = 0
+    assert [n for n, _ in w.find(store._db.name, "late", 2)] == [2]
+    other.close()
+    store.close()

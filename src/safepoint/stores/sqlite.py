@@ -235,7 +235,7 @@ class SQLiteStore(Leases, Reads, Removals, Whole, Mends, Store):
 
     def _gone_task(self, conn: Connection, task: str) -> SafepointError:
         """The error that a task which is not found is answered with."""
-        return self._lost(conn, task, self._witness.find(self._db.name, task)) or refusals.no_task(task)
+        return self._lost(conn, task, self._witness.find(self._db.name, task, self._last(conn))) or refusals.no_task(task)
 
     def _acknowledge(self, look: _Look, commit: Commit, written: Committed) -> None:
         """Tell the witness what COMMIT has returned of."""

@@ -34,7 +34,7 @@ class Reads(Watched):
         with self._db.reading() as conn:
             found = conn.rows(reads()["tasks"] + " WHERE t.task = ?", (task,))
         if not found:
-            self._settle_doubt(task)
+            self._settle_doubt(task, absent=True)
             return None
         *_, n, writes, total = found[0]
         row = sqlite_rows.task(found[0])

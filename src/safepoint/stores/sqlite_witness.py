@@ -46,12 +46,17 @@ class Watched:
 
     def rolled_back(self, task: str) -> Damaged | None:
         """The error that reading this task raises because the store is older than what it acknowledged, if it does."""
-        slots = self._witness.find(self._db.name, task)  # before the snapshot: it may be older than that, not newer
+        return self._doubt(task, None)
+
+    def _doubt(self, task: str, last: int | None) -> Damaged | None:
+        slots = self._witness.find(self._db.name, task, last)  # before the snapshot: it may be older than that, not newer
         with self._db.reading() as conn:
             at = self._at(conn, task)
             if at is None:
                 return self._lost(conn, task, slots)
-            return self._older(at, conn, next((slot for n, slot in slots if n == at.n), None))
+            if last is None:
+                return self._older(at, conn, next((slot for n, slot in slots if n == at.n), None))
+        return self._doubt(task, None)
 
     def _witnessed(self) -> Finding:
         """For ``check``: whether all tasks are as far as was acknowledged."""
@@ -141,10 +146,14 @@ class Watched:
         """Raise unless the task that was read, or found to be absent, is as far as it was acknowledged to be."""
         # Read after the snapshot, the slot may be newer because the task has gone on: then it is looked at again.
         if at is None or self._is_stale(task, at.n, at.created_at, at.writes):
-            self._settle_doubt(task)
+            self._settle_doubt(task, absent=at is None)
 
-    def _settle_doubt(self, task: str) -> None:
-        error = self.rolled_back(task)
+    def _settle_doubt(self, task: str, *, absent: bool = False) -> None:
+        last = None
+        if absent:
+            with self._db.reading() as conn:
+                last = self._last(conn)
+        error = self._doubt(task, last)
         if error is not None:
             raise error
 

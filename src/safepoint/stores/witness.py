@@ -16,8 +16,10 @@ database in the same place says nothing about this one.
 from __future__ import annotations
 
 import hashlib
+import math
 import shlex
 import struct
+import time
 import zlib
 from functools import cache, lru_cache
 from typing import NamedTuple
@@ -34,6 +36,12 @@ SIZE = 64
 _BODY = struct.Struct("<8sqqqqIIIII")
 _SUM = struct.Struct("<I")
 _BLOCK = 1 << 20
+_NAMES = struct.Struct(f"<I{SIZE - 4}x")
+_SPREAD = (1 << 22) - 1
+"""As many names are told from each other, when it is asked which there may be: 4 MB, of which only what is touched takes memory."""
+_SELDOM = 50
+"""All slots are gone over for their names at most once in so many times as long as that takes, and in ``_AT_LEAST`` seconds."""
+_AT_LEAST = 1.0
 
 
 class Slot(NamedTuple):
@@ -64,6 +72,8 @@ class Witness:
         self._full = full
         # Slots as they were last read or written here: what has not changed need not be taken apart again.
         self._known: dict[tuple[str, int, str | None], tuple[bytes, Slot | None]] = {}
+        self._names = bytearray()
+        self._names_until = -math.inf
 
     def read(self, store: str, n: int, task: str | None = None, *, strict: bool = False) -> Slot | None:
         """What is known of task number ``n``; None if that is nothing, or is about a task of another name.
@@ -111,9 +121,32 @@ class Witness:
         """The numbers of tasks of which something is known, above ``last``."""
         return [n for n, _ in self._scan(store, last + 1, None)]
 
-    def find(self, store: str, task: str) -> list[tuple[int, Slot]]:
-        """All slots that are about a task of this name."""
-        return self._scan(store, 1, task)
+    def find(self, store: str, task: str, last: int | None = None) -> list[tuple[int, Slot]]:
+        """All slots that are about a task of this name.
+
+        Args:
+            last: Look through those up to this number only if the names that they had lately may be among them. To look through
+                all of them for each task that is new would cost the more, the more tasks there are.
+        """
+        if last is None or self._may_know(task):
+            return self._scan(store, 1, task)
+        return self._scan(store, last + 1, task)
+
+    def _may_know(self, task: str) -> bool:
+        began = time.monotonic()
+        if began > self._names_until:
+            names = bytearray(_SPREAD + 1)
+            n = 0
+            try:
+                while block := self._locks.read_at(BASE + n * SIZE, _BLOCK):
+                    for (name,) in _NAMES.iter_unpack(block[: len(block) // SIZE * SIZE]):
+                        names[name & _SPREAD] = 1
+                    n += _BLOCK // SIZE
+            except (OSError, Unavailable):
+                return True
+            self._names, ended = names, time.monotonic()
+            self._names_until = ended + max(_AT_LEAST, _SELDOM * (ended - began))
+        return self._names[int.from_bytes(_name(task)[:4], "little") & _SPREAD] == 1
 
     def _scan(self, store: str, first: int, task: str | None) -> list[tuple[int, Slot]]:
         found = []
