@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from safepoint import recovering
+from safepoint import looking, recovering
 from safepoint.codec import values
 from safepoint.codec.states import Control
 from safepoint.ending import NO_FAULT_OF_THE_STEP
@@ -167,7 +167,7 @@ def stored(cp: Checkpointer, task: str, job: Job, at: int | None = None, branch:
         ):
             return None  # another checkpoint than the head is asked for
         state = cp.load_latest(task)
-    except recovering.NEVER_PASSED:
+    except looking.NEVER_PASSED:
         raise
     except Exception as error:
         if at is None and getattr(error, "details", {}).get("rolled_back"):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from safepoint import recovering, resources
+from safepoint import looking, recovering, resources
 from safepoint._probe import at
 from safepoint.calling import Flow
 from safepoint.checking import check_number
@@ -178,7 +178,7 @@ class Restoring(Ending):
             head = row.head
             if head is None or head.seq != wish.at or self._older is not None:
                 return self._start_at(row, wish.at)
-            return self._start_head(row, self._or_raise(row, recovering.look(cp, task, None, ())))
+            return self._start_head(row, self._or_raise(row, looking.look(cp, task, None, ())))
         if wish.recover == "auto":
             choice = recovering.choose(cp, row, wish.checks, wish.requires)
             if choice is None:
@@ -188,7 +188,7 @@ class Restoring(Ending):
             if choice.survey is None:
                 return self._start_head(row, choice.state)
             return self._start_back(row, choice)
-        seen = recovering.look(cp, task, None, wish.checks, wish.requires)
+        seen = looking.look(cp, task, None, wish.checks, wish.requires)
         if seen is None:
             return _Start(None, Recovery("new"), row, self._line(row))
         if wish.recover == "manual" and not self._decided(row, seen):
@@ -202,7 +202,7 @@ class Restoring(Ending):
             )
         return self._start_head(row, self._or_raise(row, seen))
 
-    def _decided(self, row: TaskRow, head: recovering.Looked) -> bool:
+    def _decided(self, row: TaskRow, head: looking.Looked) -> bool:
         """Whether nothing is left for a person to choose."""
         if head.state is None:
             return False
@@ -218,7 +218,7 @@ class Restoring(Ending):
         top = self.cp.store.headers(self.task_id, before=branch.head.seq + 1, limit=1)
         return branch.forked_from if top and top[0].seq == branch.head.seq and recovery.set_by_hand(top[0], branch) else None
 
-    def _or_raise(self, row: TaskRow, seen: recovering.Looked | None) -> State:
+    def _or_raise(self, row: TaskRow, seen: looking.Looked | None) -> State:
         assert seen is not None
         if seen.error is None:
             assert seen.state is not None
