@@ -336,7 +336,8 @@ def book_of(image: Image) -> Book:
 def announce(f: Folders, root: int, folder: int, there: Kept, new: list[CheckpointRow], numbers: Numbers) -> None:
     """Say in the journal that these documents may come to be and may be removed, before a new journal tells of them: should this
     be the end of it, the next writer removes them, and they are not taken for what a journal that was cut had told of."""
-    if new:
+    # One alone, of the next number, is what any save may leave.
+    if [row.seq for row in new] not in ([], [there.book.numbers.seq + 1]):
         coming = changed(there.book, numbers=numbers)
         f.rewrite(root, folder, there.book.row.task, there, b"".join(rewritten(coming, map(_at, new))))
 
