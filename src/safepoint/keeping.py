@@ -358,6 +358,7 @@ class KeepingVerbs:
 
     def _look(self, task: str, seq: int, rules: Retention, look: _Look) -> Iterator[None]:
         """Thin out a task, a little between two yields. New checkpoints may come meanwhile, and stay."""
+        born = self._born(task)
         every = retention.look_every(rules)
         due_at = retention.threshold(rules.keep_latest, self.store.live_objects(task))
         look.next = seq + max(every, due_at)  # also if this look fails
@@ -392,7 +393,7 @@ class KeepingVerbs:
                 break
             if not counts:
                 # Of a task that has never been thinned out each look takes a part.
-                yield from self._thin(task, goes[::-1][: max(2 * due_at, PAGE)], bad, look.sound)
+                yield from self._thin(task, born, goes[::-1][: max(2 * due_at, PAGE)], bad, look.sound)
                 break
             # What is kept as the newest must be readable: else more are kept.
             looked.update(counts)
@@ -402,12 +403,18 @@ class KeepingVerbs:
         if bad:
             log.warning("retention of task %s keeps what cannot be read: %s", task, ", ".join(map(str, sorted(bad)[:5])))
 
-    def _thin(self, task: str, goes: list[int], bad: dict[int, str], sound: set[bytes]) -> Iterator[None]:
+    def _born(self, task: str) -> int | None:
+        row = self.store.task(task)
+        return None if row is None else row.created_at
+
+    def _thin(self, task: str, born: int | None, goes: list[int], bad: dict[int, str], sound: set[bytes]) -> Iterator[None]:
         # Where each removal writes a whole journal anew, few large ones are cheaper.
         most = ROWS if self.store.chunked else max(ROWS, len(goes))
         for i in range(0, len(goes), most):
             some = goes[i : i + most]
             yield from self._read_whole(task, some, bad, sound)
+            if self._born(task) != born:
+                return  # deleted meanwhile: these are numbers of another task by its name now
             last = i + most >= len(goes)
             # What a damaged checkpoint reached is not known, so that nothing is known to be garbage.
             sweep = last and not (bad and self.store.chunked)

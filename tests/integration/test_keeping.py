@@ -316,6 +316,31 @@ def test_what_was_begun_is_ended_by_close(tmp_path, monkeypatch):
         assert cp.verify("t").ok
 
 
+@pytest.mark.parametrize("by", ["itself", "another"])
+def test_what_was_begun_for_a_task_is_not_done_to_another_of_its_name(tmp_path, monkeypatch, by):
+    small_parts(monkeypatch)
+    rest_at_once(monkeypatch)
+    url = f"sqlite:///{tmp_path}/a.db"
+    with safepoint.open(url, retention=Retention.keep_all(), durability="process") as other:
+        steps(other, "t", 80)
+        with safepoint.open(url, retention=Retention(keep_latest=40), durability="process") as cp:
+            state = other.load_latest("t") or State("t")
+            for i in range(40):
+                state.messages = [said(i)]
+                cp.save(state)
+                if cp.store.task("t").checkpoints < 80 + i:
+                    break  # in the middle of it
+            (other if by == "another" else cp).delete_task("t")
+            steps(other, "t", 39)
+            state = cp.load_latest("t") or State("t")
+            for i in range(40):
+                state.messages = [said(i)]
+                cp.save(state)
+                newest = cp.list_checkpoints("t", limit=100)
+                assert [c.seq for c in newest] == list(range(40 + i, max(0, 40 + i - len(newest)), -1))
+                assert len(newest) >= 40
+
+
 @pytest.mark.parametrize("meanwhile", ["save", "fork", "sweep"])
 def test_a_sweep_that_rests_follows_what_is_written_meanwhile(tmp_path, monkeypatch, meanwhile):
     small_parts(monkeypatch)
