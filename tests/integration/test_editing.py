@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import re
+import shlex
 import sys
 from decimal import Decimal
 
@@ -170,9 +172,10 @@ def test_a_text_that_is_no_json_is_kept_and_can_be_gone_on_with(sp, url, tmp_pat
     assert code == 2
     assert "line 9, column" in err
     (kept,) = tmp_path.glob("safepoint-*.json")
-    assert f"safepoint edit t --from {kept}" in err
+    hint = shlex.split(re.findall("is kept: (.*)", err)[0])
+    assert hint == ["safepoint", "--store", url, "edit", "--from", str(kept), "t"]
     assert kept.stat().st_mode & 0o777 == 0o600
-    code, out, _ = sp("edit", "t", "--from", str(kept), editor="text = text.replace('\"message 1', '\"mended\"')")
+    code, out, _ = sp(*hint[1:], editor="text = text.replace('\"message 1', '\"mended\"')")
     assert (code, out) == (0, "t@3 is what was edited; t goes on from there\n")
     with safepoint.open(url) as cp:
         assert cp.load_latest("t").messages[1]["content"] == "mended"
