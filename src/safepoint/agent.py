@@ -154,8 +154,8 @@ class Job:
         )
 
 
-def outcome_of(task: str, state: State, turn: list[Any]) -> Outcome:
-    return Outcome(task, turn[0], "finished", turn[3], state, state.step, state.recovery)
+def outcome_of(task: str, state: State, turn: list[Any], recovery: Recovery | None = None) -> Outcome:
+    return Outcome(task, turn[0], "finished", turn[3], state, state.step, recovery)
 
 
 def stored(cp: Checkpointer, task: str, job: Job, at: int | None = None, branch: str | None = None) -> Outcome | None:
@@ -231,7 +231,7 @@ class Loop:
             # Looked at again under the lease: another process may have got here first.
             turn = job.settled(run.cp, run.task_id, run._control)
             if turn is not None:
-                return outcome_of(run.task_id, run.state, turn)
+                return outcome_of(run.task_id, run.state, turn, run.recovery)
             if not self._open():
                 if job.input is None and run._control.turns:
                     raise UsageError(f"turn {job.turn!r} of task {run.task_id!r} is new and needs an input", "", "Pass input=.")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import random
+import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
@@ -426,6 +428,8 @@ class Checkpointer(
             except Conflict:
                 if attempt == retries:
                     raise
+                # By chance, so that those that met here do not meet again; longer each time, as there may be many.
+                time.sleep(random.uniform(0, min(0.2, 0.004 * 2**attempt)))
         raise AssertionError("unreachable")
 
     def check_state(self, state: State) -> None:

@@ -131,7 +131,8 @@ class Recovery:
     """Calls of the interrupted step whose recorded result is at hand."""
     verified: int = 0
     unclaimed: tuple[int, ...] = ()
-    """Numbers of writes that happened and that the new attempt has not asked for (yet)."""
+    """Numbers of writes of the interrupted step, and of later ones, that are on record as having happened. This is what the run
+    begins with: one that it asks for afterwards stays on the list, also in the outcome."""
     previous: str = ""
     """How the last holder ended: ``released``, ``dead``, ``presumed_dead``; empty if there was none."""
     branch: str = ""
@@ -354,6 +355,7 @@ class Outcome:
     steps: int
     """Whole steps done since the task began."""
     recovery: Recovery | None = None
+    """How the run began; None if none did, as the work was done before, or a person has to speak first."""
     pending: tuple[Call | Pause, ...] = ()
 
     def __repr__(self) -> str:
