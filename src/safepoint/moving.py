@@ -205,7 +205,15 @@ class MovingVerbs:
         """
         if seq is not None:
             check_number("export", "seq", seq)
-        taken = imaging.take(self.store, check_id(task_id), skip_damaged=seq is not None)
+        try:
+            taken = imaging.take(self.store, check_id(task_id), skip_damaged=seq is not None)
+        except Damaged as error:
+            if "damaged" in error.details:
+                error.why = "an export would hand the damage on"
+                error.remedy = (
+                    f"See `safepoint verify {task_id}`; `safepoint repair` makes a store of what is whole, to be exported from."
+                )
+            raise
         if taken is None:
             raise self._no_task(task_id)
         image = taken.image if seq is None else _one(taken, seq, self.store)

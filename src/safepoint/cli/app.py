@@ -15,9 +15,9 @@ import click
 from safepoint._version import __version__
 from safepoint.cli import facts, views
 from safepoint.cli.ending import STORE, code_of
-from safepoint.cli.opening import PlainCheckpointer, open_plain, split_at
+from safepoint.cli.opening import PlainCheckpointer, good_named, open_plain, split_at
 from safepoint.cli.screen import Screen
-from safepoint.cli.text import clean, name, shell, size
+from safepoint.cli.text import clean, many, name, shell, size
 from safepoint.codec import masked, to_json
 from safepoint.errors import Damaged, NotFound, UsageError
 from safepoint.model import CALL_STATUSES, STATUSES, Done, NotDone
@@ -127,16 +127,20 @@ def show(task: str, messages: int | None, full: bool, raw: bool) -> None:
     """
     with opened() as cp:
         task, seq = split_at(cp, task)
-        cp.status(task)
+        if seq is None:
+            cp.status(task)
         if raw:
             Screen().json(masked(cp.raw(task, seq=seq)))
             return
-        found = cp.store.read(task, seq=seq)
+        with good_named(cp, task, seq):
+            found = cp.store.read(task, seq=seq)
         if found is None:
+            cp.status(task)
             what = f"no checkpoint {seq}" if seq is not None else "no checkpoint yet"
             raise NotFound(f"task {name(task)} has {what}", "", f"See `safepoint log {shell(task)}`.", task=task)
         row, objects = found
-        tree = masked(cp.tree(task, row, objects))
+        with good_named(cp, task, seq):
+            tree = masked(cp.tree(task, row, objects))
     history = to_json(tree["messages"])
     first = max(len(history) - messages, 0) if messages is not None else 0
     data = {
@@ -374,7 +378,7 @@ def rm(task: str, yes: bool) -> None:
         info = cp.status(task)
         if not yes:
             click.confirm(
-                f"Delete {name(task)} ({info.status}, {info.checkpoints} checkpoints, {info.pending} pending) for good?",
+                f"Delete {name(task)} ({info.status}, {many(info.checkpoints, 'checkpoints')}, {info.pending} pending) for good?",
                 abort=True,
                 err=True,
             )

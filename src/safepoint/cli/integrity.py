@@ -9,7 +9,7 @@ import click
 from safepoint.cli.app import as_json, cli, common, opened, shown, yes
 from safepoint.cli.ending import STORE
 from safepoint.cli.screen import Column, Screen, Styled
-from safepoint.cli.text import clean, clock, command, in_shell, iso, name, shell, size
+from safepoint.cli.text import clean, clock, command, in_shell, iso, many, name, shell, size
 from safepoint.codec import to_json
 from safepoint.doctoring import Doctor
 from safepoint.integrity import Repair
@@ -184,7 +184,7 @@ def _doctor(d: Doctor) -> dict[str, Any]:
 
 
 def _show(screen: Screen, v: Verification, task: str | None) -> None:
-    read = f"{v.tasks} tasks, {v.checkpoints} checkpoints, {v.calls} calls, {v.pauses} pauses, {v.objects} objects"
+    read = ", ".join(many(getattr(v, kind), kind) for kind in ("tasks", "checkpoints", "calls", "pauses", "objects"))
     screen.line(f"read {read}: {size(v.bytes)} in {v.seconds:.1f} s")
     if v.ok:
         screen.line("nothing is damaged", "green")
@@ -223,9 +223,11 @@ def _line(d: Damage) -> list[str | Styled]:
 
 def _repaired(screen: Screen, r: Repair) -> None:
     if not r.damages and not r.left_behind and not r.set_aside:
-        screen.line(f"nothing is damaged in {r.tasks} tasks" + ("" if r.in_place else f"; a copy of them is in {r.url}"))
+        screen.line(
+            f"nothing is damaged in {many(r.tasks, 'tasks')}" + ("" if r.in_place else f"; a copy of them is in {r.url}")
+        )
         return
-    screen.line(f"{len(r.damages)} damaged in {r.tasks} tasks; what is whole is in {r.url}")
+    screen.line(f"{len(r.damages)} damaged in {many(r.tasks, 'tasks')}; what is whole is in {r.url}")
     if r.backup is not None:
         screen.line(f"as it was before: {r.backup}")
     if r.in_place:
@@ -259,7 +261,7 @@ def _examined(screen: Screen, d: Doctor) -> None:
             ("restored", recovery),
             ("guard", f"steps below {d.guard}" if d.guard else None),
             ("size", f"{size(d.bytes)}, in objects of {size(d.stored)}" if d.seq is not None else None),
-            ("kept", f"{d.checkpoints} checkpoints, the oldest is {d.oldest}, {d.pinned} pinned"),
+            ("kept", f"{many(d.checkpoints, 'checkpoints')}, the oldest is {d.oldest}, {d.pinned} pinned"),
             ("held by", None if d.holder is None else f"pid {d.holder.get('pid')} on {d.holder.get('host')}"),
             ("calls", ", ".join(f"{no} {name(tool)} ({status})" for no, tool, status in d.calls)),
             ("pauses", ", ".join(f"{no} {name(title)}" for no, title in d.pauses)),

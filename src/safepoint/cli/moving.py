@@ -13,7 +13,7 @@ from safepoint.cli.app import as_json, cli, common, opened, shown
 from safepoint.cli.ending import STORE
 from safepoint.cli.opening import open_made, split_at
 from safepoint.cli.screen import Screen
-from safepoint.cli.text import name, shell, size
+from safepoint.cli.text import many, name, shell, size
 from safepoint.codec import masked
 from safepoint.errors import NotFound, SafepointError, UsageError
 from safepoint.moving import CopyReport
@@ -55,10 +55,14 @@ def copy(task: str | None, to: str, skip_damaged: bool, held: Any) -> None:
 def _tell(report: CopyReport) -> None:
     screen = Screen()
     for t in report.tasks:
-        what = f"{t.checkpoints} checkpoints, {t.calls} calls, {t.pauses} pauses, {size(t.bytes)}"
+        what = f"{_counted(t)}, {size(t.bytes)}"
         screen.line(f"{name(t.task_id)}: {t.result}" + (f" ({what})" if t.result != "unchanged" else ""))
         for left in t.skipped:
             screen.line(f"  left out: {left}", "yellow")
+
+
+def _counted(report: object) -> str:
+    return ", ".join(many(getattr(report, kind), kind) for kind in ("checkpoints", "calls", "pauses"))
 
 
 def _copied(report: CopyReport) -> dict[str, Any]:
@@ -95,7 +99,7 @@ def export(task: str, file: str) -> None:
         fields = ("task_id", "seq", "checkpoints", "calls", "pauses", "bytes")
         Screen().json({**{f: getattr(report, f) for f in fields}, "file": os.path.abspath(file)})
     else:
-        what = f"{report.checkpoints} checkpoints, {report.calls} calls, {report.pauses} pauses"
+        what = _counted(report)
         at = name(task) if seq is None else f"{name(task)}@{seq}"
         Screen().line(f"{at} is in {name(file)} ({what}, {size(report.bytes)})")
 
@@ -125,7 +129,7 @@ def import_(file: str, task: str | None) -> None:
     if report.result == "unchanged":
         Screen().line(f"{at} is there already, and the same")
         return
-    what = f"{report.checkpoints} checkpoints, {report.calls} calls, {report.pauses} pauses"
+    what = _counted(report)
     Screen().line(f"{at} is imported on branch {name(report.branch)} ({what})")
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote
 
+from safepoint import recovering
 from safepoint.checkpointer import Checkpointer
+from safepoint.cli.text import name
 from safepoint.codec import chunks, states
 from safepoint.codec.chunks import Packed
 from safepoint.codec.states import Control
@@ -19,7 +22,7 @@ from safepoint.model import Obj, Pause, Retention, State, from_us
 from safepoint.rows import CheckpointRow, PauseRow
 from safepoint.stores.url import open_store, redact
 
-__all__ = ["PlainCheckpointer", "open_made", "open_plain", "split_at"]
+__all__ = ["PlainCheckpointer", "good_named", "open_made", "open_plain", "split_at"]
 
 
 class PlainCheckpointer(Checkpointer):
@@ -146,6 +149,20 @@ def _sqlite_exists(url: str, given: str) -> None:
         conn.close()
     if not ours:
         raise NotFound(f"{path} holds no safepoint store", "it has none of its tables", "Correct the URL.", path=path)
+
+
+@contextmanager
+def good_named(cp: Checkpointer, task: str, seq: int | None) -> Iterator[None]:
+    """Let the error of a damaged head (``seq`` is None) name the newest checkpoint that can be read."""
+    try:
+        yield
+    except Damaged as error:
+        if seq is None and not error.details.get("rolled_back") and "good" not in error.details:
+            good = recovering.newest_good(cp, task)
+            if good is not None:
+                error.details["good"] = good
+                error.remedy = f"The newest good checkpoint is {name(task)}@{good}. {error.remedy}".strip()
+        raise
 
 
 def split_at(cp: Checkpointer, text: str) -> tuple[str, int | None]:

@@ -16,7 +16,22 @@ from typing import Any
 from safepoint.errors import UsageError
 from safepoint.stores.url import redact
 
-__all__ = ["age", "clean", "clock", "command", "cut", "dumps", "in_shell", "iso", "ms", "name", "ranges", "shell", "size"]
+__all__ = [
+    "age",
+    "clean",
+    "clock",
+    "command",
+    "cut",
+    "dumps",
+    "in_shell",
+    "iso",
+    "many",
+    "ms",
+    "name",
+    "ranges",
+    "shell",
+    "size",
+]
 
 _DANGEROUS = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _JOINERS = frozenset("\u200c\u200d")
@@ -61,6 +76,11 @@ def shell(text: str) -> str:
 _IN_SHELL = (
     # Remedies of the library, as far as they name Python, in the words of the command line.
     (re.compile(r"See tasks\(\), or `safepoint ls`"), "See `safepoint ls`"),
+    (re.compile(r"See list_checkpoints(?:, or `safepoint log`)?"), "See `safepoint log`"),
+    (re.compile(r"See cp\.branches, or `"), "See `"),
+    (re.compile(r": load\(…, seq=\d+\)"), ""),
+    (re.compile(r"cp\.resolve\([^`]*\), or `"), "`"),
+    (re.compile(r"cp\.rewind\([^`]*?, seq\)(?:, or resume it with at=seq)?"), "`safepoint rewind TASK@SEQ`"),
     (re.compile(r"\b([Ss])ee pauses\(\)"), r"\1ee `safepoint pauses`"),
     (
         re.compile(r"; steal=True takes the task from it(?: by force)?"),
@@ -114,6 +134,11 @@ def size(n: int) -> str:
         if value < 999.95:
             return f"{value:.1f} {unit}"
     return f"{value / 1000:.1f} TB"
+
+
+def many(n: int, things: str) -> str:
+    """``1 task``, ``2 tasks``."""
+    return f"{n} {things.removesuffix('s') if n == 1 else things}"
 
 
 def ms(value: float | None) -> str:

@@ -576,7 +576,7 @@ def structure(db: Database) -> Iterator[Lost]:
                 cursor = conn.execute(f"PRAGMA integrity_check({WRONG})")
                 try:
                     for (text,) in cursor:  # one by one: an error after them does not take them along
-                        found.append(str(text))
+                        found.append("; ".join(str(text).splitlines()))
                 finally:
                     cursor.close(True)
         finally:
