@@ -204,7 +204,8 @@ class BranchVerbs:
         status = None
         try:
             row = self.store.task(task_id)
-            assert row is not None
+            if row is None:  # its files were taken away by hand
+                raise self._no_task(task_id)
             if branch is not None:
                 head = recovering.switch(cp, row, branch, grant.guard)
                 now_there = self._load(task_id)

@@ -171,7 +171,8 @@ class Restoring(Ending):
         if self._older is None:
             self._older = cp.store.older(task)
         row = cp.store.task(task)
-        assert row is not None  # acquired
+        if row is None:  # acquired, and then its files were taken away by hand
+            raise cp._no_task(task)
         if wish.branch is not None and wish.branch != row.branch:
             row = self._switched(row, wish.branch)
         if wish.at is not None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 import safepoint
-from safepoint import Damaged, State, Unavailable
+from safepoint import Damaged, NotFound, State, Unavailable
 from safepoint.stores.file import FileStore
 from safepoint.stores.file_folder import TEMP, Folders
 from safepoint.stores.fileops import FileOps
@@ -396,3 +396,22 @@ def test_no_save_goes_past_a_head_that_a_damaged_line_may_have_moved(cp, root):
             run.save()
             assert run.state.branch == "main~1"
         grow(again, 1)
+
+
+@pytest.mark.parametrize("verb", ["rewind", "resume"])
+def test_a_task_whose_folder_is_taken_away_under_a_verb_is_not_found(cp, root, monkeypatch, verb):
+    grow(cp, 2)
+    acquire = cp.store.acquire
+
+    def and_then(*args, **kwargs):
+        grant = acquire(*args, **kwargs)
+        shutil.rmtree(root / "t")
+        return grant
+
+    monkeypatch.setattr(cp.store, "acquire", and_then)
+    with pytest.raises(NotFound):
+        cp.rewind("t", 1) if verb == "rewind" else cp.resume("t").__enter__()
+    monkeypatch.undo()
+    assert cp.load_latest("t") is None
+    with cp.resume("t") as run:  # nobody holds it
+        run.save()

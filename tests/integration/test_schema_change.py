@@ -119,6 +119,8 @@ def without_messages(tree: Any) -> Any:
         (coroutine, "it returned a coroutine"),
         (without_messages, "has no part 'messages'"),
         (lambda tree: {**tree, "step": "one"}, "'step' of the tree that it returned is a str"),
+        (lambda tree: {**tree, "step": -1}, "'step' of the tree that it returned is no number of a step"),
+        (lambda tree: {**tree, "step": 2**63}, "'step' of the tree that it returned is no number of a step"),
         (lambda tree: {**tree, "memory": 1}, "has a part 'memory', which no state has"),
         (lambda tree: {**tree, "agent_state": {"v": object()}}, "cannot be stored"),
         (lambda tree: {**tree, "agent_state": Tagged("dataclas", "app:Plan", {})}, "dataclas"),

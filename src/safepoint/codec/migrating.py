@@ -55,6 +55,8 @@ def migrated(tree: dict[str, Any], start: int, goal: int, migrations: Migrations
                 raise _failed(at, version, f"the tree that it returned has no part {part!r}", f"Let it keep {part!r}")
             if types and type(made[part]) not in types:
                 raise _failed(at, version, f"{part!r} of the tree that it returned is {a_type(made[part])}", "Correct it")
+        if not 0 <= made["step"] < 1 << 63:
+            raise _failed(at, version, "'step' of the tree that it returned is no number of a step", "Correct it")
         # What no state has would be gone at the next save.
         more = next((part for part in made if part not in known), None)
         if more is not None:
