@@ -162,8 +162,8 @@ class Child:
     def __del__(self) -> None:
         # A test that failed leaves no process behind. (A copy of this in a fork of the test's process is none of its business.)
         try:
-            if self._owner == os.getpid():
-                self.kill()
+            if self._owner == os.getpid() and self._status is None:
+                self._server.bury(self.pid)
         except (OSError, EOFError):
             pass  # the server is gone, and took its children with it
         self.channel.close()
@@ -183,6 +183,8 @@ class Server:
         self.process = subprocess.Popen(command, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL)
         its.close()
         self._channel = Channel(mine)
+        self._asking = False
+        self._left: list[int] = []
         self._channel.send((sys.path, preload))
         assert self._channel.receive() == "ready"
 
@@ -200,10 +202,23 @@ class Server:
             pid = self._channel.receive()
         return Child(self, pid, channel, f"{fn.__qualname__}{args}")
 
+    def bury(self, pid: int) -> None:
+        """Kill and reap a child that nobody refers to. The garbage collector may say so in the middle of a question to the server,
+        where another one would be taken for the rest of it: then this comes after it."""
+        self._left.append(pid)
+        while self._left and not self._asking:
+            pid = self._left.pop()
+            self.ask("signal", pid, int(signal.SIGKILL))
+            self.ask("wait", pid)
+
     @contextlib.contextmanager
     def _there(self) -> Iterator[None]:
+        self._asking = True
         try:
             yield
+            self._asking = False
+            while self._left:
+                self.bury(self._left.pop())
         except (BrokenPipeError, EOFError) as error:
             # All tests that share it fail from here on; this tells what of.
             raise ServerGone(f"the server of children has ended: status {self.process.wait()}") from error
