@@ -204,3 +204,22 @@ def test_field_case_64_a_folder_that_may_not_be_written_is_named(owned: Path, se
     for suffix in ("-wal", "-shm"):
         shutil.move(f"{owned.parent.parent}/x{suffix}", f"{owned}{suffix}")
     assert server.run(as_nobody, str(owned))[0] == "fine"
+
+
+def test_what_is_left_of_own_connections_is_nothing_foreign(tmp_path):
+    url = f"sqlite:///{tmp_path}/agent.db"
+
+    def found(cp):
+        return next(f.level for f in cp.check() if f.name == "descriptors")
+
+    with safepoint.open(url) as cp:
+        cp.save(State("t"))
+        assert cp.verify().ok
+        assert found(cp) == "ok"
+        with safepoint.open(url) as other:
+            other.load_latest("t")
+        assert found(cp) == "ok"
+        with open(tmp_path / "agent.db", "rb"):
+            assert found(cp) == "error"
+        with open(tmp_path / "agent.db", "r+b"):
+            assert found(cp) == "error"

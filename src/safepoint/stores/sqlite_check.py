@@ -159,7 +159,7 @@ def _foreign(db: Database, path: Path) -> Finding:
         except OSError:
             continue
         ours[st.st_dev, st.st_ino] = suffix
-    counts = dict.fromkeys(("", "-wal", "-shm"), 0)
+    counts, others = dict.fromkeys(("", "-wal", "-shm"), 0), 0
     try:
         fds = os.listdir("/proc/self/fd")
     except OSError:
@@ -169,15 +169,28 @@ def _foreign(db: Database, path: Path) -> Finding:
             st = os.stat(f"/proc/self/fd/{fd}")
         except OSError:
             continue
-        if (st.st_dev, st.st_ino) in ours:
-            counts[ours[st.st_dev, st.st_ino]] += 1
-    # All connections of all stores of this process on this file, and one shared mapping.
+        if (where := ours.get((st.st_dev, st.st_ino))) is not None:
+            counts[where] += 1
+            others += where == "" and not _of_sqlite(fd)
+    # All connections of all stores of this process on this file, and one shared mapping. SQLite puts the descriptors of connections
+    # that were closed (a second store, verify's own) aside as long as others are open: of the database itself there may be more.
     own = db.connections_on_file()
-    extra = [f"{path.name}{suffix}" for suffix, n in counts.items() if n > (min(own, 1) if suffix == "-shm" else own)]
+    most = {"": counts[""] - others, "-wal": own, "-shm": min(own, 1)}
+    extra = [f"{path.name}{suffix}" for suffix, n in counts.items() if n > most[suffix]]
     if extra:
         text = f"something else in this process has {', '.join(extra)} open"
         return Finding("descriptors", "error", text, "Read it through cp.connection(), or in another process.")
     return Finding("descriptors", "ok", "nothing else in this process has the file open")
+
+
+def _of_sqlite(fd: str) -> bool:
+    """Whether a descriptor was opened as SQLite opens a database: for writing too, and never through a link."""
+    try:
+        with open(f"/proc/self/fdinfo/{fd}") as info:
+            flags = int(next(line for line in info if line.startswith("flags:")).split()[1], 8)
+    except (OSError, StopIteration, ValueError):
+        return True
+    return bool(flags & os.O_NOFOLLOW and flags & os.O_RDWR)
 
 
 def _permissions(path: Path) -> Finding:
