@@ -57,8 +57,9 @@ SAVER_POINTS = (
 SWEEP_POINTS = ("sweep.marked", "sweep.objects", "sweep.rows")
 # Of the migration of an older file: see test_migrate.py.
 MIGRATE_POINTS = ("migrate.after", "migrate.before", "migrate.step")
-# Of the commit that goes back, and of accepting that the store is older: see test_going_back.py.
-BRANCH_POINTS = ("accept.after", "branch.after", "branch.before")
+# Of the commit that goes back, and of the acceptance of an older store before it: see test_going_back.py.
+BRANCH_POINTS = ("branch.after", "branch.before")
+ACCEPT_POINTS = ("accept.after",)
 # Of copies, imports and exports: see test_moving_kills.py.
 MOVING_POINTS = ("copy.task", "export.written", "import.read")
 # Of repairs in place: see test_repair_kills.py.
@@ -78,6 +79,7 @@ def test_the_lists_name_every_point() -> None:
         *SWEEP_POINTS,
         *MIGRATE_POINTS,
         *BRANCH_POINTS,
+        *ACCEPT_POINTS,
         *MOVING_POINTS,
         *REPAIR_POINTS,
     }

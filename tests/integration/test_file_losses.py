@@ -17,7 +17,7 @@ def root(tmp_path):
     return tmp_path / "store"
 
 
-done = []
+done: list[int] = []
 
 
 @tool(effect="write", name="losses.send")

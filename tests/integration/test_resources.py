@@ -299,11 +299,12 @@ HERE = Resource("module", 1)
 
 def test_a_search_stays_within_the_state():
     class Plain:
-        pass
+        held: list[Resource]
 
-    def fn():
+    def function():
         return HERE
 
+    fn: Any = function
     plain = Plain()
     plain.held = [Resource("plain", 1)]
     fn.held = Resource("fn", 1)
