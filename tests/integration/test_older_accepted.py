@@ -1,11 +1,12 @@
 """A store that is older than what it acknowledged, taken as it stands in a shell: what the error advises, works."""
 
+import asyncio
 import shutil
 
 import pytest
 
 import safepoint
-from safepoint import InDoubt, UsageError
+from safepoint import Damaged, InDoubt, UsageError
 from safepoint.cli.ending import run as command
 from tests.integration.conftest import STORES
 from tests.support.runs import declare
@@ -34,7 +35,7 @@ def work(url, act, task, upto):
 
 @pytest.mark.parametrize("words", [["accept", "t"], ["rewind", "t@3", "--yes"]])
 def test_the_task_goes_on_under_a_guard(url, world, words, capsys):
-    with safepoint.open(url) as cp, pytest.raises(safepoint.Damaged) as caught:
+    with safepoint.open(url) as cp, pytest.raises(Damaged) as caught:
         cp.load_latest("t")
     assert caught.value.remedy.endswith("safepoint accept t")
     assert command([*words, "--store", url]) == 0
@@ -124,3 +125,100 @@ def test_verify_says_what_loads_of_it(url):
         for found in (cp.verify(), cp.verify("t")):
             (branch,) = found.branches
             assert (branch.head_loads, branch.loads, branch.newest_good) == (True, ((1, 3),), 3)
+
+
+# -- accepted by run_agent(at=), looked at beforehand
+
+
+@pytest.mark.parametrize("seq", [2, 3])
+@pytest.mark.parametrize("face", ["sync", "async"])
+def test_run_agent_at_accepts_it(url, world, seq, face):
+    act, before = declare(world), list(world.log)
+
+    def step(run):
+        run.call(act, run.state.step)
+        run.finish()
+
+    async def astep(run):
+        await run.call(act, run.state.step)
+        run.finish()
+
+    def run(**options):
+        if face == "sync":
+            return safepoint.run_agent(step, task_id="t", store=url, **options)
+        return asyncio.run(safepoint.run_agent_async(astep, task_id="t", store=url, **options))
+
+    for options in ({}, {"branch": "main"}, {"at": 99}):
+        with pytest.raises(Damaged) as caught:
+            run(**options)
+        assert caught.value.details["rolled_back"]
+    outcome = run(at=seq)
+    assert (outcome.recovery.mode, outcome.recovery.seq, outcome.recovery.guard) == ("at", seq, 6)
+    assert outcome.status == ("waiting" if seq == 3 else "finished")  # the call of t@2's step is on record
+    assert world.log == before
+
+
+def test_run_agent_at_the_head_of_a_finished_one(tmp_path):
+    path = tmp_path / "agent.db"
+    url = f"sqlite:///{path}"
+    safepoint.run_agent(lambda run: run.finish("done"), task_id="t", store=url)
+    shutil.copy(path, tmp_path / "backup")
+    with safepoint.open(url) as cp:
+        cp.pin("t", 2)
+        cp.save(cp.load_latest("t"))
+    shutil.copy(tmp_path / "backup", path)
+    outcome = safepoint.run_agent(lambda run: pytest.fail("run"), task_id="t", store=url, at=2)
+    assert (outcome.status, outcome.result) == ("finished", "done")
+    with safepoint.open(url) as cp:
+        assert cp.load_latest("t").step == 1
+
+
+@pytest.mark.parametrize("more", [[], ["--raw"], ["--json"]])
+def test_a_checkpoint_of_it_is_shown_by_its_number(url, capsys, more):
+    assert command(["show", "t@2", "--store", url, *more]) == 0
+    assert "messages" in capsys.readouterr().out
+    for words in (["show", "t"], ["show", "t@99"]):
+        assert command([*words, "--store", url, *more]) == 6
+        assert "is older than what was acknowledged" in capsys.readouterr().err
+
+
+# -- tasks that are gone, by name nobody knows which
+
+
+@pytest.fixture
+def bare(tmp_path, world):
+    """A store whose log was removed with all that it held."""
+    path = tmp_path / "agent.db"
+    url = f"sqlite:///{path}"
+    with safepoint.open(url):
+        pass
+    shutil.copy(path, tmp_path / "backup")
+    work(url, declare(world), "t", 2)
+    shutil.copy(tmp_path / "backup", path)
+    return url
+
+
+@pytest.mark.parametrize("words", [["ls"], ["new"]])
+@pytest.mark.parametrize("way", ["accept", "repair"])
+def test_what_is_advised_where_tasks_are_gone_works(bare, tmp_path, world, words, way, capsys):
+    with safepoint.open(bare) as cp:
+        ask = cp.tasks if words == ["ls"] else lambda: cp.save(safepoint.State("new"))
+        with pytest.raises(Damaged) as caught:
+            ask()
+    error = caught.value
+    assert (error.details["rolled_back"], error.details["lost"]) == (True, 1)
+    assert "number" not in str(error)
+    assert "1 task that was acknowledged is not there" in error.why
+    assert "safepoint accept NAME" in error.remedy
+    assert "safepoint repair" in error.remedy
+    assert command(["ls", "--store", bare]) == 6
+    if way == "accept":
+        assert command(["accept", "new", "--store", bare]) == 3  # not the name of one that was there
+        assert command(["accept", "t", "--store", bare]) == 0
+        url = bare
+    else:
+        url = f"sqlite:///{tmp_path}/repaired.db"
+        assert command(["repair", "--into", url, "--store", bare]) == 0
+    with safepoint.open(url) as cp:
+        assert cp.tasks() == []
+        cp.save(safepoint.State("new"))

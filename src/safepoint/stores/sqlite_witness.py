@@ -122,7 +122,7 @@ class Watched:
     def _refuse_taken(self, conn: Connection, n: int, task: str) -> None:
         """Refuse to begin a task under a number of which something is known: whose it was, is not known any more."""
         if self._witness.read(self._db.name, n, strict=True) is not None:
-            raise self._gone(task, [n])
+            raise witness.tasks_missing(self._db.path, 1, task=task)
 
     def _slot(self, conn: Connection, n: int) -> Slot:
         return Slot(*conn.rows(reads()["slot"], (n,))[0])
@@ -199,8 +199,11 @@ class Watched:
         stale = [task for task, row in names.items() if self._is_stale(task, *row)]
         stale = [task for task in stale if self.rolled_back(task) is not None]
         beyond = self._lost_numbers() if whole else []
-        if stale or beyond:
-            raise self._gone(stale[0] if stale else f"number {beyond[0]}", beyond, stale)
+        if stale:
+            why = "the store knows of fewer writes"
+            raise witness.missing(stale[0], self._db.path, why, tasks=stale, lost=len(beyond))
+        if beyond:
+            raise witness.tasks_missing(self._db.path, len(beyond))
         if whole:
             with self._db.reading() as conn:
                 made, there = conn.rows(reads()["tasks_there"])[0]
@@ -225,10 +228,6 @@ class Watched:
         with self._db.reading() as conn:
             last = self._last(conn)
         return self._witness.beyond(self._db.name, last)
-
-    def _gone(self, task: str, numbers: list[int], stale: list[str] | None = None) -> Damaged:
-        why = f"{len(numbers)} tasks that were acknowledged are not there" if numbers else "the store knows of fewer writes"
-        return witness.missing(task, self._db.path, why, tasks=stale or [], lost=len(numbers))
 
     def _unsound(self, task: str, why: str, **details: object) -> Damaged:
         return Damaged(

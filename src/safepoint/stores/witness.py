@@ -174,15 +174,33 @@ def behind(slot: Slot | None, created_at: int, writes: int) -> bool:
     return slot is not None and slot.created_at == created_at and slot.writes > writes
 
 
+_WHY = "the file was restored from a backup, or its -wal was removed, swapped or damaged"
+
+
 def missing(task: str, path: str, why: str, **details: object) -> Damaged:
     """What is said of a task that the store has no longer, or not as far as it had come."""
     return Damaged(
         f"task {task!r} in {path} is older than what was acknowledged",
-        f"{why}: the file was restored from a backup, or its -wal was removed, swapped or damaged",
+        f"{why}: {_WHY}",
         f"Put the newer file or its -wal back if there is one; else take the task as it stands: safepoint accept {shlex.quote(task)}",
         task=task,
         path=path,
         rolled_back=True,
+        **details,
+    )
+
+
+def tasks_missing(path: str, n: int, **details: object) -> Damaged:
+    """What is said of whole tasks that are not there. Which ones nobody can say: the names that the witness keeps are hashes."""
+    return Damaged(
+        f"{path} is older than what was acknowledged",
+        f"{n} {'task that was acknowledged is' if n == 1 else 'tasks that were acknowledged are'} not there: {_WHY}",
+        "Put the newer file or its -wal back if there is one; else accept that they are gone, by the name of any of them: "
+        "safepoint accept NAME; or make a store of what is left: safepoint repair",
+        path=path,
+        rolled_back=True,
+        tasks=[],
+        lost=n,
         **details,
     )
 
