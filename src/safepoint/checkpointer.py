@@ -411,6 +411,7 @@ class Checkpointer(
         if type(retries) is not int or retries < 0:
             raise UsageError("update(retries=) must be an int of at least 0", f"it is {model.a_type(retries)}", "Leave it out.")
         for attempt in range(retries + 1):
+            began = time.monotonic()
             state = self.load_latest(task_id)
             if state is None:
                 raise self._no_task(task_id)
@@ -428,8 +429,9 @@ class Checkpointer(
             except Conflict:
                 if attempt == retries:
                     raise
-                # By chance, so that those that met here do not meet again; longer each time, as there may be many.
-                time.sleep(random.uniform(0, min(0.2, 0.004 * 2**attempt)))
+                # By chance, so that those that met here do not meet again; longer each time, as there may be many; and by how long
+                # an update takes, on this disk and with this function.
+                time.sleep(random.uniform(0, min(1.0, max(0.002, time.monotonic() - began) * 2 ** (attempt + 2))))
         raise AssertionError("unreachable")
 
     def check_state(self, state: State) -> None:

@@ -77,7 +77,7 @@ def test_updates_of_several_writers_all_land(url):
     def work():
         with safepoint.open(url, durability="process") as cp:
             for _ in range(15):
-                cp.update("t", lambda s: s.agent_state.update(n=s.agent_state["n"] + 1))
+                cp.update("t", lambda s: s.agent_state.update(n=s.agent_state["n"] + 1), retries=20)
 
     failed = []
 
