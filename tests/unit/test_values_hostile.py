@@ -229,6 +229,8 @@ def test_mutated_bytes_are_a_value_or_a_typed_error(value: Any, draw: st.DataObj
         ext("int", 1),
         ext("str", b"plain"),
         ext("str", b"\xff"),
+        ext("path", ["PosixPath", msgspec.msgpack.Ext(2, pack(b"\xff"))]),
+        ext("uuid", msgspec.msgpack.Ext(2, pack(b"\xff"))),
         ext("dict", [1]),
         ext("dict", [1, 2, 1, 3]),
         ext("dict", [[], 1]),

@@ -186,7 +186,10 @@ def _int_back(payload: bytes) -> int:
 
 
 def _str_back(payload: bytes) -> str:
-    value = payload.decode("utf-8", "surrogatepass")
+    try:
+        value = payload.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:  # also in a leaf, which nobody looks at again
+        raise damaged("a str that is no UTF-8") from None
     if value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value):
         raise damaged("a str that needs no extension")
     return value
