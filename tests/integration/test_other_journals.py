@@ -174,3 +174,16 @@ def test_back_from_a_branch_whose_row_is_lost(tmp_path, back):
         cp.rewind("t", branch="main") if back == "branch" else cp.rewind("t", 2)
         assert finish_with_a_person(cp, 5) == parts(1, 2, 3)
     assert all(n == 1 for n in MADE.values())
+
+
+def test_back_on_a_branch_whose_name_is_as_long_as_may_be(cp):
+    """An automatic name is no longer than a name may be: else nobody could go back from there, nor fall back."""
+    work(cp, 2)
+    for name in ("z" * 512, "y" * 510):
+        cp.fork("t", 2, name=name)
+        cp.rewind("t", branch=name)
+        first, second = cp.rewind("t", 2).branch, cp.rewind("t", 2).branch
+        assert (len(first), len(second)) == (512, 512)
+        assert first.endswith("~1")
+        assert second.endswith("~2")
+        cp.rewind("t", branch="main")

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from safepoint.model import ID_LIMIT
 from safepoint.rows import BranchRow, CallRow, CheckpointRow
 
 Journal = Literal["inherit", "block", "fresh"]
@@ -93,9 +94,9 @@ def next_name(old: str, taken: Collection[str]) -> str:
     automatic = _AUTOMATIC.match(old)
     stem = automatic[1] if automatic else old
     n = 1
-    while f"{stem}~{n}" in taken:
+    while (name := f"{stem[: ID_LIMIT - 1 - len(str(n))]}~{n}") in taken:
         n += 1
-    return f"{stem}~{n}"
+    return name
 
 
 def newest_branch(rows: Iterable[CheckpointRow]) -> str | None:
