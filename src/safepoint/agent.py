@@ -7,13 +7,12 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from safepoint import looking, recovering
+from safepoint import looking
 from safepoint.codec import values
 from safepoint.codec.states import Control
 from safepoint.ending import NO_FAULT_OF_THE_STEP
 from safepoint.errors import (
     Conflict,
-    Damaged,
     DecisionNeeded,
     InDoubt,
     LeaseHeld,
@@ -414,20 +413,7 @@ def waits(cp: Checkpointer, task: str, error: InDoubt | DecisionNeeded) -> Outco
     """The outcome of a task whose run could not begin before a person has spoken. How to recover is no outcome: it is raised."""
     if "plan" in error.details:
         raise error
-    return waiting(cp, task)
-
-
-def _in_doubt(cp: Checkpointer, task: str) -> list[Call]:
-    """Those that a person is to settle, as far as their records can be read: it is known already where others cannot."""
-    try:
-        return cp.calls(task, status="in_doubt")
-    except Damaged as error:
-        row = cp.store.task(task)
-        if error.details.get("rolled_back") or row is None:
-            raise
-        rows = [r for r in recovering.survey(cp, row).calls if r.status == "in_doubt"]
-        shown, _ = cp._shown(task, rows)
-        return [shown[r.no] for r in rows]
+    return waiting(cp, task, error.details.get("recovery"))
 
 
 def waiting(cp: Checkpointer, task: str, recovery: Recovery | None = None) -> Outcome:
@@ -436,5 +422,5 @@ def waiting(cp: Checkpointer, task: str, recovery: Recovery | None = None) -> Ou
     state = cp.load_latest(task)
     assert state is not None
     turns = state._base.control.turns
-    pending: tuple[Call | Pause, ...] = (*_in_doubt(cp, task), *cp.pauses(task))
+    pending: tuple[Call | Pause, ...] = (*cp.calls(task, status="in_doubt"), *cp.pauses(task))
     return Outcome(task, turns[-1][0] if turns else "", "waiting", None, state, state.step, recovery, pending)

@@ -412,10 +412,11 @@ class Restoring(Ending):
         )
         state.recovery = self.recovery
         doubt, _ = planning.waiting_on(list(known.values()), [], line, state.step)
-        if doubt:
-            flow.end(in_doubt_error(self.task_id, *doubt))
-        if asked := self.unanswered():
-            flow.end(self._unanswered_error(*asked))
+        asked = self.unanswered()
+        if doubt or asked:
+            waits = in_doubt_error(self.task_id, *doubt) if doubt else self._unanswered_error(*asked)
+            waits.details["recovery"] = self.recovery
+            flow.end(waits)
 
     def _stand_guard(self, line: int) -> str:
         """Records of calls are damaged: what is not on record may have happened. Kept with the next save; a run that dies

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import logging
+from typing import TYPE_CHECKING, Any, cast
 
+from safepoint import recovering
 from safepoint.checking import check_limit
 from safepoint.codec import states, values
 from safepoint.codec.registry import Registry
@@ -11,6 +13,11 @@ from safepoint.errors import AlreadyAnswered, Conflict, Damaged, NotFound, Usage
 from safepoint.model import CALL_STATUSES, Call, Done, NotDone, Pause, a_type, check_id, new_id, now, to_us
 from safepoint.rows import CallRow, CallWrite, Commit, PauseRow, PauseWrite, replace
 from safepoint.stores.base import Store
+
+if TYPE_CHECKING:
+    from safepoint.checkpointer import Checkpointer
+
+log = logging.getLogger("safepoint")
 
 
 class JournalVerbs:
@@ -25,17 +32,44 @@ class JournalVerbs:
         def _no_task(task_id: str) -> NotFound: ...
 
     def calls(self, task_id: str, *, status: str | None = None, limit: int | None = None) -> list[Call]:
-        """The task's journal, oldest first, with arguments and results as plain values; ``limit`` keeps the newest."""
+        """The task's journal, oldest first, with arguments and results as plain values; ``limit`` keeps the newest.
+
+        Of those in doubt, which a person is to settle, damaged records hide none that can be read: ``status="in_doubt"`` lists
+        these, with empty arguments where only the arguments are lost, and the log says that there are damaged ones.
+
+        Raises:
+            Damaged: some records are, so that this would not be the whole journal.
+        """
         if status is not None and status not in CALL_STATUSES:
             raise UsageError(f"no call has the status {status!r}", "", f"Use one of {', '.join(CALL_STATUSES)}.")
         check_limit("calls", limit)
-        rows, objects = self.store.calls(check_id(task_id), limit=limit if status is None else None)
+        try:
+            found = self._calls(check_id(task_id), status, limit if status is None else None)
+        except Damaged as error:
+            if status != "in_doubt" or error.details.get("rolled_back"):
+                raise
+            found = self._readable(task_id, status, error)
+        return found if limit is None else found[max(0, len(found) - limit) :]
+
+    def _calls(self, task_id: str, status: str | None, limit: int | None) -> list[Call]:
+        rows, objects = self.store.calls(task_id, limit=limit)
         found = []
         for row in rows:
             row.check(task_id, f"call {row.no}")
             if status is None or row.status == status:
                 found.append(states.call(task_id, row, objects, None))
-        return found if limit is None else found[max(0, len(found) - limit) :]
+        return found
+
+    def _readable(self, task_id: str, status: str, error: Damaged) -> list[Call]:
+        """Calls whose records are whole, of a task with some that are not."""
+        cp = cast("Checkpointer", self)
+        row = self.store.task(task_id)
+        if row is None:
+            raise error
+        log.warning("records of calls of %s are damaged, and those not listed with the others: %s", task_id, error.what)
+        rows = [r for r in recovering.survey(cp, row).calls if r.status == status]
+        shown, _ = cp._shown(task_id, rows)
+        return [shown[r.no] for r in rows]
 
     def resolve(self, task_id: str, call: int | Call, verdict: Done | NotDone) -> Call:
         """A person's word on a call that is in doubt: it happened (with this result), or it did not.

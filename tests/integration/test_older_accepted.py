@@ -164,8 +164,9 @@ def test_run_agent_at_the_head_of_a_finished_one(tmp_path):
     safepoint.run_agent(lambda run: run.finish("done"), task_id="t", store=url)
     shutil.copy(path, tmp_path / "backup")
     with safepoint.open(url) as cp:
-        cp.pin("t", 2)
-        cp.save(cp.load_latest("t"))
+        state = cp.load_latest("t")
+        assert state is not None
+        cp.save(state)
     shutil.copy(tmp_path / "backup", path)
     outcome = safepoint.run_agent(lambda run: pytest.fail("run"), task_id="t", store=url, at=2)
     assert (outcome.status, outcome.result) == ("finished", "done")

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
+from safepoint import recovering
 from safepoint._version import __version__
 from safepoint.cli import facts, views
 from safepoint.cli.ending import STORE, code_of
@@ -173,6 +174,7 @@ def calls(task: str, no: int | None, status: str | None, limit: int, full: bool)
 
     Oldest first, the newest --limit of them. With NO, the call of that number with its arguments and result.
     """
+    unread: Damaged | None = None
     with opened() as cp:
         cp.status(task)
         bodies = full or no is not None
@@ -185,7 +187,14 @@ def calls(task: str, no: int | None, status: str | None, limit: int, full: bool)
                 raise NotFound(f"task {name(task)} has {which}", "", f"See `safepoint calls {shell(task)}`.", task=task)
             older = False
         else:
-            rows, objects = cp.store.calls(task, bodies=False, limit=limit + 1 if limit and status is None else None)
+            try:
+                rows, objects = cp.store.calls(task, bodies=False, limit=limit + 1 if limit and status is None else None)
+            except Damaged as error:
+                row = cp.store.task(task)
+                if row is None or error.details.get("rolled_back"):
+                    raise
+                # Those that can be read, and then that others cannot.
+                unread, rows = error, recovering.survey(cp, row).calls
             rows = [r for r in rows if status is None or r.status == status]
             older = bool(limit) and len(rows) > limit
             rows = rows[-limit:] if limit else rows
@@ -201,9 +210,9 @@ def calls(task: str, no: int | None, status: str | None, limit: int, full: bool)
     else:
         views.calls(screen, task, found, older)
     damaged = facts.damaged(found)
-    if not damaged:
+    if not damaged and unread is None:
         return 0
-    problem = Damaged(
+    problem = unread or Damaged(
         f"of task {name(task)}, call {', '.join(map(str, damaged))} is damaged",
         "what is stored does not match its seal",
         "The others are as they were written. Restore the store from a backup.",
