@@ -263,7 +263,20 @@ class Flow(FlowBase):
                     if row.status == "in_doubt":
                         self.end(in_doubt_error(self.task, row))
                 case _:
+                    if row is not None and row.not_done and self.kept_back(tool):
+                        yield from self._not_overtaken(row)
                     return (yield from self._execute(asked, row, validate))
+
+    def _not_overtaken(self, row: CallRow) -> Script[None]:
+        """Before a call is made because it is on record that it was not: put it before a person again, and end the run, if it
+        was made on another journal of the task since."""
+        rows, _ = yield Io(lambda: self.cp.store.calls(self.task, bodies=False))
+        other = journal.overtaken(row, rows)
+        if other is not None:
+            reason = f"said to be not done before call {other.no} was made on another branch, which is the same"
+            parked = replace(row, status="in_doubt", not_done=False, reason=reason)
+            done = yield Io(lambda: self.commit(self._calls(CallWrite(parked))))
+            self.end(in_doubt_error(self.task, done.calls[0]))
 
     def _park(self, asked: _Asked, reason: str) -> Script[None]:
         """Record a call that is not made before a person says so, and end the run."""

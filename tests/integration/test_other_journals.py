@@ -187,3 +187,26 @@ def test_back_on_a_branch_whose_name_is_as_long_as_may_be(cp):
         assert first.endswith("~1")
         assert second.endswith("~2")
         cp.rewind("t", branch="main")
+
+
+def test_a_not_done_that_another_journal_has_overtaken(cp):
+    """Said truthfully on two journals, made on one: the other's word is older than that, and is asked for again."""
+    work(cp, 0)
+    cp.rewind("t", 1, journal="block")
+
+    def parked(**options):
+        with pytest.raises(InDoubt) as doubt:
+            work(cp, 1, **options)
+        return doubt.value.details["calls"][0]
+
+    first = cp.status("t").branch
+    cp.resolve("t", parked(), NotDone())
+    cp.rewind("t", 1, journal="block")
+    cp.resolve("t", parked(), NotDone())
+    work(cp, 1)
+    assert MADE["part 0"] == 1
+    again = parked(branch=first)
+    assert MADE["part 0"] == 1
+    cp.resolve("t", again, Done("order of part 0"))
+    work(cp, 1)
+    assert MADE["part 0"] == 1

@@ -312,6 +312,17 @@ def _happened(r: CallRow) -> bool:
     return r.status == "succeeded" and r.effect in HAPPENS and not r.superseded
 
 
+def overtaken(row: CallRow, others: Iterable[CallRow]) -> CallRow | None:
+    """A call like ``row`` that was begun after it had been said of ``row`` that it did not happen, on another journal of the
+    task: the word is older than that call, and says nothing of it. None if there is none."""
+    said = max(row.began, row.ended or 0)
+    for other in others:
+        same = other.ident == row.ident or (row.op_key is not None and other.op_key == row.op_key)
+        if same and other.no != row.no and other.line != row.line and other.began > said and not other.not_done:
+            return other
+    return None
+
+
 # -- identity of arguments
 
 
