@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from safepoint.codec import chunks, states, values
 from safepoint.codec.nodes import names_in
-from safepoint.errors import Conflict, Damaged, Unavailable
+from safepoint.errors import Conflict, Damaged, Unavailable, UsageError
 from safepoint.model import Obj, new_id
 from safepoint.portable import Packer, flat_digest, flat_of, misfit
 from safepoint.rows import (
@@ -82,7 +82,16 @@ def take(store: Store, task: str, *, skip_damaged: bool = False) -> Taken | None
         Damaged: some of it is. With ``skip_damaged`` checkpoints are left out, and bodies of calls whose rows are sound; but never
             a call or a pause, as a call that nobody remembers would be made again.
         NewerFormat: a checkpoint is of a newer safepoint. Unavailable: it changed all the time.
+        UsageError: it was accepted as older than it was, and nobody has gone on from it.
     """
+    if store.older(task) is not None:
+        # What the lost steps did is on no record; the mark of that lies in this store, and would not go along.
+        raise UsageError(
+            f"task {task!r} was accepted as older than it was, and nobody has gone on from it yet",
+            "a copy of it would make the calls of the lost steps a second time",
+            "Accept it with cp.accept, rewind it or resume it here first.",
+            task=task,
+        )
     objects: dict[bytes, Obj] = {}
     lost: list[Lost] = []
     parts = _rows(store, task, objects, lost)

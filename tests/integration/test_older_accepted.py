@@ -223,3 +223,20 @@ def test_what_is_advised_where_tasks_are_gone_works(bare, tmp_path, world, words
     with safepoint.open(url) as cp:
         assert cp.tasks() == []
         cp.save(safepoint.State("new"))
+
+
+def test_it_does_not_move_before_somebody_has_gone_on_from_it(url, tmp_path):
+    """The mark that it lacks steps lies in this store: a copy without it would do them again unseen."""
+    with safepoint.open(url) as cp:
+        cp.store.accept("t")
+        for move in (
+            lambda: cp.copy_to(f"sqlite:///{tmp_path}/other.db", "t"),
+            lambda: cp.export("t", tmp_path / "t.safepoint"),
+        ):
+            with pytest.raises(UsageError, match="nobody has gone on"):
+                move()
+        cp.rewind("t", 2)
+        assert cp.export("t", tmp_path / "t.safepoint").checkpoints
+    with safepoint.open(f"sqlite:///{tmp_path}/third.db") as there:
+        there.import_(tmp_path / "t.safepoint")
+        assert there.plan("t").guard
