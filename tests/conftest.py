@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +22,10 @@ settings.load_profile("soak" if SOAK else "small")
 # compile the package anew; the rest would let the caller's own store or paths into a test.
 for _name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "SAFEPOINT_URL"):
     os.environ.pop(_name, None)
+
+# Where the tests run in the background of a script, Ctrl-C is ignored, here and in every process that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
