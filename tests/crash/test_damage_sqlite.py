@@ -134,3 +134,23 @@ def test_what_is_damaged_is_never_taken_for_what_was_saved(template: Template, t
             raise
         losses += len(template.all - loaded)
     assert losses, "nothing was damaged"
+
+
+@pytest.mark.parametrize(("at", "bit"), [(4, 1), (9, 3)])
+def test_the_counts_and_pointers_of_each_page(tmp_path: Path, at: int, bit: int) -> None:
+    """What a page says of its cells is one byte: with another value rows are still whole that a step from one to the next does not
+    come to, and an index leads to the row of somebody else."""
+    done = damage.fill(str(tmp_path / "agent.db"))
+    rows = Rows(damage.copied(tmp_path / "agent.db", tmp_path / "sound"))
+    size = os.stat(tmp_path / "agent.db").st_size
+    for page in range(2, size // 8192):
+        path = damage.copied(tmp_path / "agent.db", tmp_path / "damaged")
+        with open(path, "r+b") as file:
+            file.seek(8192 * page + at)
+            (old,) = file.read(1)
+            file.seek(8192 * page + at)
+            file.write(bytes([old ^ 1 << bit]))
+        wanted = rows.readable(damage.copied(path, tmp_path / "again"))
+        with safepoint.open(f"sqlite:///{path}") as cp:
+            for task, seq in sorted(wanted):
+                assert damage.content(cp.load(task, seq=seq)) == done[task][seq]

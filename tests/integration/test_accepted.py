@@ -4,7 +4,7 @@ import uuid
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 import safepoint
@@ -73,6 +73,7 @@ def test_field_case_10a_whatever_save_accepts_load_accepts(store, tmp_path):
     accepted = 0
 
     @settings(max_examples=scale(30, 250), deadline=None, suppress_health_check=list(HealthCheck), database=None, phases=PHASES)
+    @example(task="t", branch="main", fields={}, saving={})
     @given(task=NAMES, branch=st.just("main") | NAMES, fields=STATES, saving=SAVES)
     def check(task, branch, fields, saving):
         nonlocal accepted
@@ -108,4 +109,4 @@ def test_field_case_10a_whatever_save_accepts_load_accepts(store, tmp_path):
 
     with safepoint.open(urls[store], types=samples.CLASSES) as cp:
         check()
-    assert accepted > 3
+    assert accepted > scale(0, 10)

@@ -139,6 +139,12 @@ def _scan(db: Database, statement: str, low: int, high: int, last: int | None) -
             if not more:
                 return
             continue
+        # To go on from a row may meet what is broken where the row itself is whole.
+        lone, again, _ = _page(db, statement, (low, low), 0, low - 1, rows=1)
+        if lone and again is None:
+            yield from lone
+            low += 1
+            continue
         start, step, tries = low, 1, 0
         while True:
             bad = low
@@ -148,6 +154,9 @@ def _scan(db: Database, statement: str, low: int, high: int, last: int | None) -
                 yield _Gap(start, last if last is not None and last >= start else None, why)
                 return
             found, again, _ = _page(db, statement, (low, high), 0, low - 1, rows=1)
+            if again is not None and step == 1:
+                lone, alone, _ = _page(db, statement, (low, low), 0, low - 1, rows=1)
+                found, again = (lone, None) if lone and alone is None else (found, again)
             if again is None:
                 break
             if tries > DENSE:
@@ -172,8 +181,9 @@ def _number(db: Database, task: str) -> tuple[int | None, str | None]:
     try:
         with db.reading() as conn:
             at = conn.rows(reads()["number"], (task,))
-        if at:
-            return int(at[0][0]), None
+            # From the index alone; a damaged one leads to somebody else's row.
+            if at and conn.rows("SELECT task FROM sp_tasks NOT INDEXED WHERE n = ?", at[0]) == [(task,)]:
+                return int(at[0][0]), None
     except Damaged as error:
         why = error.why
     numbers: set[int] = set()
