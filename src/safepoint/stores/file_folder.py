@@ -274,6 +274,8 @@ class Folders:
                 if filenames.JOURNAL in names or not self._is_there(folder, name, root):
                     return self.journal(root, task, writer=writer)  # begun at this moment, or deleted
                 if self.has_documents(folder):
+                    if filenames.JOURNAL in ops.list(folder) or not self._is_there(folder, name, root):
+                        return self.journal(root, task, writer=writer)  # the first save came in between
                     raise Damaged(
                         f"the journal of task {task!r} is missing",
                         "there are documents, and no line that tells of them",
@@ -471,7 +473,9 @@ class Folders:
                 self.put(root, filenames.JOURNAL, data, folder, byte=self.byte(name))
                 with self.mutex:
                     kept = self.journal(root, task, writer=True)
-            assert kept is not None
+            if kept is None:
+                why = "something else moves what lies in the store"
+                raise Unavailable(f"the folder of task {task!r} was taken away as it was begun", why, "Save again.", task=task)
             return folder, kept
         except BaseException:
             ops.close(folder)

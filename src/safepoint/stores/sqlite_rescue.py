@@ -13,6 +13,7 @@ from safepoint.errors import Damaged
 from safepoint.model import Obj
 from safepoint.rows import CheckpointRow
 from safepoint.stores import sqlite_rows, sqlite_walk
+from safepoint.stores.sqlite_pages import scan
 from safepoint.stores.sqlite_rows import GET_CHECKPOINT, key, names
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def rescue(
         if row is None:
             return None
         there: dict[bytes, Obj] = {}
-        for part in sqlite_walk._scan(db, _OBJECTS, 0, sqlite_walk.LARGEST, None):
+        for part in scan(db, _OBJECTS, 0, sqlite_walk.LARGEST, None):
             if len(part) > 3 and part[1] == n and {value.__class__ for value in part[2:]} == {bytes}:  # else a gap, or not ours
                 there[part[2]] = Obj(*part[2:])
         found: dict[bytes, Obj] = {}

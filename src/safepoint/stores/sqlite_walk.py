@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from safepoint.errors import Damaged
 from safepoint.model import Obj
 from safepoint.rows import BranchRow, CallRow, CheckpointRow, Head, Lost, Numbers, Part, PauseRow, TaskRow, replace
 from safepoint.stores import sqlite_rows
+from safepoint.stores.sqlite_pages import ROWS, Gap, page, scan
 from safepoint.stores.sqlite_rows import CALL, CHECKPOINT, PAUSE, reads
 
 if TYPE_CHECKING:
@@ -22,15 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "TASK_FIELDS", "place", "strays", "structure", "walk", "walk_tasks"]
 
-PAGE = 1_000_000
-"""About how many bytes one transaction reads."""
-ROWS = 2_000
 MOST = (1 << 32) - 1
 LARGEST = (1 << 63) - 1
 WRONG = 200
 """How many things SQLite's own check names at most."""
-DENSE = 1_000
-"""How many keys after a damaged place are tried one by one, before the steps grow."""
 
 KINDS: dict[str, tuple[Any, tuple[str, ...], Any, str]] = {
     "checkpoint": (CheckpointRow, CHECKPOINT, sqlite_rows.checkpoint, "seq"),
@@ -63,7 +59,7 @@ def walk_tasks(db: Database) -> Iterator[str | Lost]:
     after = ""
     statement = "SELECT task FROM sp_tasks WHERE task > ? ORDER BY task"
     while True:
-        rows, why, more = _page(db, statement, (after,), 0, after)
+        rows, why, more = page(db, statement, (after,), 0, after)
         yield from [name for (name,) in rows]
         after = rows[-1][0] if rows else after
         if why is not None:
@@ -71,8 +67,8 @@ def walk_tasks(db: Database) -> Iterator[str | Lost]:
         if not more:
             return
     # The index cannot be read on: the table itself, by number.
-    for part in _scan(db, "SELECT n, task FROM sp_tasks WHERE n BETWEEN ? AND ? ORDER BY n", 1, LARGEST, None):
-        if isinstance(part, _Gap):
+    for part in scan(db, "SELECT n, task FROM sp_tasks WHERE n BETWEEN ? AND ? ORDER BY n", 1, LARGEST, None):
+        if isinstance(part, Gap):
             yield Lost(f"rows of tasks ({part})", f"sp_tasks, rows {part}", part.why, kind="task")
         elif isinstance(part[1], str) and part[1] > after:
             yield part[1]
@@ -81,115 +77,15 @@ def walk_tasks(db: Database) -> Iterator[str | Lost]:
 # -- reading past damage
 
 
-class _Gap(NamedTuple):
-    """Keys that cannot be read. ``last`` is None where that holds to the end."""
-
-    first: int
-    last: int | None
-    why: str
-
-    def __str__(self) -> str:
-        if self.last is None:
-            return f"{self.first} and later"
-        return str(self.first) if self.first == self.last else f"{self.first} to {self.last}"
-
-
-def _page(
-    db: Database, statement: str, given: tuple[Any, ...], at: int, floor: Any, rows: int = ROWS
-) -> tuple[list[Any], str | None, bool]:
-    """Rows until about ``PAGE`` bytes, what stopped the reading, and whether there may be more.
-
-    The value at place ``at`` must rise from ``floor`` on: from a damaged tree they may come in circles.
-    """
-    found: list[Any] = []
-    size = 0
-    try:
-        with db.reading() as conn:
-            cursor = conn.execute(statement, given)
-            try:
-                for row in cursor:
-                    if type(row[at]) is not type(floor) or row[at] <= floor:
-                        return found, "its keys are out of order", True
-                    floor = row[at]
-                    found.append(row)
-                    if row[-1].__class__ is bytes:  # where there are large values, the largest is the last
-                        size += len(row[-1])
-                    if size >= PAGE or len(found) >= rows:
-                        return found, None, True
-            finally:
-                cursor.close(True)  # half read, it would keep its snapshot
-    except Damaged as error:
-        return found, error.why, True
-    except UnicodeDecodeError:
-        return found, "a text in it is no UTF-8", True
-    return found, None, False
-
-
-def _scan(db: Database, statement: str, low: int, high: int, last: int | None) -> Iterator[Any]:
-    """Rows by their integer key, which is their first column, and a ``_Gap`` for each run of keys that cannot be read.
-
-    The statement takes the lowest and highest key. ``last`` is the highest that was given out, if known.
-    """
-    while low <= high:
-        rows, why, more = _page(db, statement, (low, high), 0, low - 1)
-        yield from rows
-        if rows:
-            low = rows[-1][0] + 1
-        if why is None:
-            if not more:
-                return
-            continue
-        # To go on from a row may meet what is broken where the row itself is whole.
-        lone, again, _ = _page(db, statement, (low, low), 0, low - 1, rows=1)
-        if lone and again is None:
-            yield from lone
-            low += 1
-            continue
-        start, step, tries = low, 1, 0
-        while True:
-            bad = low
-            low += step
-            tries += 1
-            if low > high or (last is not None and low > last):
-                yield _Gap(start, last if last is not None and last >= start else None, why)
-                return
-            found, again, _ = _page(db, statement, (low, high), 0, low - 1, rows=1)
-            if again is not None and step == 1:
-                lone, alone, _ = _page(db, statement, (low, low), 0, low - 1, rows=1)
-                found, again = (lone, None) if lone and alone is None else (found, again)
-            if again is None:
-                break
-            if tries > DENSE:
-                step *= 2
-        while low - bad > 1:  # the step was long: what can be read may have begun earlier
-            middle = (low + bad) // 2
-            earlier, again, _ = _page(db, statement, (middle, high), 0, middle - 1, rows=1)
-            if again is None:
-                low, found = middle, earlier
-            else:
-                bad = middle
-        if not found:
-            yield _Gap(start, last if last is not None and last >= start else None, why)
-            return
-        yield _Gap(start, found[0][0] - 1, why)
-        low = found[0][0]
-
-
 def _number(db: Database, task: str) -> tuple[int | None, str | None]:
     """The number of a task. With a reason if its row is lost: the number is then that of the rows that were sealed for it."""
-    why: str | None = None
-    try:
-        with db.reading() as conn:
-            at = conn.rows(reads()["number"], (task,))
-            # From the index alone; a damaged one leads to somebody else's row.
-            if at and conn.rows("SELECT task FROM sp_tasks NOT INDEXED WHERE n = ?", at[0]) == [(task,)]:
-                return int(at[0][0]), None
-    except Damaged as error:
-        why = error.why
+    at, why = _indexed(db, task)
+    if at is not None:
+        return at, None
     numbers: set[int] = set()
     # The row may be there where only the index has lost it.
-    for part in _scan(db, "SELECT n, task FROM sp_tasks WHERE n BETWEEN ? AND ? ORDER BY n", 1, LARGEST, None):
-        if isinstance(part, _Gap):
+    for part in scan(db, "SELECT n, task FROM sp_tasks WHERE n BETWEEN ? AND ? ORDER BY n", 1, LARGEST, None):
+        if isinstance(part, Gap):
             why = why or part.why
         elif part[1] == task:
             return int(part[0]), None
@@ -200,14 +96,27 @@ def _number(db: Database, task: str) -> tuple[int | None, str | None]:
         low = 0
         statement = f"SELECT k, {', '.join(names)} FROM sp_{kind}s WHERE k BETWEEN ? AND ? ORDER BY k"
         while True:
-            rows, bad, _ = _page(db, statement, (low << 32, LARGEST), 0, (low << 32) - 1, rows=1)
+            rows, bad, _ = page(db, statement, (low << 32, LARGEST), 0, (low << 32) - 1, rows=1)
             if bad is not None or not rows:
                 break
             low = rows[0][0] >> 32
             if low not in numbers and _is_of(task, cls, names, rows[0][1:]):
-                return low, why or "it is gone, and rows that belong to it are there"
+                at, _ = _indexed(db, task)  # it may have been begun in between
+                return (at, None) if at is not None else (low, why or "it is gone, and rows that belong to it are there")
             low += 1
     return None, why
+
+
+def _indexed(db: Database, task: str) -> tuple[int | None, str | None]:
+    """The number as the index has it, if it leads to the row of that very task; and why it could not be asked."""
+    try:
+        with db.reading() as conn:
+            at = conn.rows(reads()["number"], (task,))
+            if at and conn.rows("SELECT task FROM sp_tasks NOT INDEXED WHERE n = ?", at[0]) == [(task,)]:
+                return int(at[0][0]), None
+    except Damaged as error:
+        return None, error.why
+    return None, None
 
 
 def _is_of(task: str, cls: Any, names: tuple[str, ...], found: tuple[Any, ...]) -> bool:
@@ -326,8 +235,8 @@ def _keyed(db: Database, kind: str, n: int, last: int | None) -> Iterator[Part]:
     place = names.index(number) + 2
     statement = f"SELECT k, task, {', '.join(names)} FROM sp_{kind}s WHERE k BETWEEN ? AND ? ORDER BY k"
     base = n << 32
-    for row in _scan(db, statement, base, base | MOST, None if last is None else base | last):
-        if isinstance(row, _Gap):
+    for row in scan(db, statement, base, base | MOST, None if last is None else base | last):
+        if isinstance(row, Gap):
             yield from _lost_rows(db, kind, n, row)
             continue
         k = row[0]
@@ -356,7 +265,7 @@ def _uncounted(db: Database, kind: str, n: int) -> Iterator[Lost]:
         yield Lost(what, f"sp_tasks, row {n}", f"the task's row counts {counted}, and {there} are there", kind=kind)
 
 
-def _lost_rows(db: Database, kind: str, n: int, gap: _Gap) -> Iterator[Lost]:
+def _lost_rows(db: Database, kind: str, n: int, gap: Gap) -> Iterator[Lost]:
     base = n << 32
     first = gap.first - base
     last = MOST if gap.last is None else gap.last - base
@@ -386,7 +295,7 @@ def _objects(db: Database, n: int) -> Iterator[Part]:
     by_name = "SELECT k, name, refs, data FROM sp_objects INDEXED BY sp_objects_name WHERE task = ? AND name > ? ORDER BY name"
     entry = "SELECT k, name FROM sp_objects INDEXED BY sp_objects_name WHERE task = ? AND name > ? ORDER BY name"
     while True:
-        rows, why, more = _page(db, by_name, (n, after), 1, after)
+        rows, why, more = page(db, by_name, (n, after), 1, after)
         yield from map(_object, rows)
         if rows:
             after = rows[-1][1]
@@ -394,7 +303,7 @@ def _objects(db: Database, n: int) -> Iterator[Part]:
             if not more:
                 return
             continue
-        found, broken, _ = _page(db, entry, (n, after), 1, after, rows=1)
+        found, broken, _ = page(db, entry, (n, after), 1, after, rows=1)
         if broken is not None:
             break
         if not found:
@@ -405,8 +314,8 @@ def _objects(db: Database, n: int) -> Iterator[Part]:
     # the index may name some that the table has lost.
     places: dict[bytes, int] = {}
     statement = "SELECT k, task, name FROM sp_objects WHERE k BETWEEN ? AND ? ORDER BY k"
-    for part in _scan(db, statement, 0, LARGEST, None):
-        if isinstance(part, _Gap):
+    for part in scan(db, statement, 0, LARGEST, None):
+        if isinstance(part, Gap):
             yield Lost(f"objects (rows {part})", f"sp_objects, rows {part}", part.why, kind="object")
         elif part[1] == n and isinstance(part[2], bytes) and part[2] > after:
             places[part[2]] = part[0]
@@ -420,7 +329,7 @@ def _objects(db: Database, n: int) -> Iterator[Part]:
 def _by_row(db: Database, names: list[bytes], places: dict[bytes, int]) -> Iterator[Part]:
     for name in names:
         k = places[name]
-        rows, why, _ = _page(db, "SELECT k, name, refs, data FROM sp_objects WHERE k = ?", (k,), 0, k - 1)
+        rows, why, _ = page(db, "SELECT k, name, refs, data FROM sp_objects WHERE k = ?", (k,), 0, k - 1)
         if why is not None or not rows:
             yield _lost_object(name, k, why or "its row is gone")
         else:
