@@ -397,6 +397,8 @@ def main() -> int:
         if not args.no_peer:
             rows += peer_disk(folder, 500)
         rows += calls(folder, args.rounds)
+        rows += retention(folder, 20)
+        rows += retention(folder, 100)
         rows += verified(folder, 2000, 1000)
         rows += verified(folder, 1000, 64_000)
         rows += starts(11)
