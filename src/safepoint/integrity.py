@@ -27,6 +27,8 @@ __all__ = ["IntegrityVerbs", "Repair", "audit_task"]
 _TICK = 4_000_000
 _SURE = 4
 """How many losses are confirmed by another read before the others of the task are believed."""
+_AGAIN = 5
+"""How often a task that is changed meanwhile is looked at, if something seems wrong with it."""
 _TRIES = 10
 """How often a task is repaired that goes on meanwhile."""
 _ASKED = 3
@@ -347,9 +349,30 @@ class _Total:
 def audit_task(store: Store, task: str, branches: bool, tick: Callable[[int], None] = lambda more: None) -> Audit:
     """Look at everything of a task. ``Audit.parts`` is 0 if there is nothing of it.
 
+    A walk is not one moment. What looks wrong in a task that was changed meanwhile, deleted and begun anew perhaps, is looked at
+    again before it is believed.
+
     Args:
         branches: Say also of a sound task which checkpoints load.
     """
+    for _ in range(_AGAIN):
+        before = _standing(store, task)
+        audit = _audited(store, task, branches, tick)
+        if not audit.damages or _standing(store, task) == before:
+            break
+    return audit
+
+
+def _standing(store: Store, task: str) -> Any:
+    """What is another where the task has been changed in between; None if that cannot be read."""
+    try:
+        row = store.task(task)
+    except Damaged:
+        return None
+    return row and (row.created_at, row.updated_at, row.head, row.checkpoints)
+
+
+def _audited(store: Store, task: str, branches: bool, tick: Callable[[int], None]) -> Audit:
     audit = Audit(task, lambda kind, key: store.place(task, kind, key))
     due = _TICK
     take = audit.take
