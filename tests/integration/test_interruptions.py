@@ -64,5 +64,5 @@ def server():
 def test_a_storm_of_interrupts(face, server, tmp_path):
     """Ctrl-C for real, wherever it falls, in a process of its own."""
     seed = os.urandom(4).hex()
-    n, failures = server.run(storms, f"sqlite:///{tmp_path}/agent.db", face, seed, scale(2, 25))
+    n, failures = server.run(storms, f"sqlite:///{tmp_path}/agent.db", face, seed, scale(2, 12))
     assert not failures, f"seed {seed}, {len(failures)} of {n}:\n" + "\n".join(failures[:6])

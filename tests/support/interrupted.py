@@ -726,9 +726,11 @@ class Case:
             reached = ("reached", key, "") in log
             if p.action != "verify" and not starts:
                 assert not asks, where
+            others = [q.action for q in plan.calls if q is not p and q.call.arguments["key"] == key]
             match p.action:
                 case "reuse" | "lost" | "raise" | "park" | "wait":
-                    assert not starts, where
+                    # A read carries no key of its own: what was started may be the other call with these arguments.
+                    assert not starts or {"repeat", "ask_anew"} & {*others}, where
                 case "repeat":
                     assert bool(starts) == reached or status != "finished", where
                     assert not [i for i in starts if i and i != p.call.idempotency_key], where
@@ -846,6 +848,7 @@ def storms(url: str, face: str, seed: str, seconds: float, most: int = 1) -> tup
             try:
                 case.play()
             except Exception as error:
-                failures.append(f"{name} {case}: {type(error).__name__} {error}")
+                notes = " ".join(getattr(error, "__notes__", ()))
+                failures.append(f"{name} {case}: {type(error).__name__} {error} {notes}")
     bench.close()
     return n, failures
