@@ -17,8 +17,7 @@ import msgspec
 
 from safepoint.errors import Damaged, NewerFormat
 from safepoint.rows import BranchRow, CallRow, CheckpointRow, Commit, Committed, Head, Numbers, PauseRow, TaskRow, replace
-from safepoint.rules import retention
-from safepoint.stores import refusals
+from safepoint.stores import folding, refusals
 from safepoint.stores.file_rows import (
     LAYOUT,
     changed,
@@ -289,32 +288,11 @@ class Book:
         return None if at is None else at.head
 
     def task_row(self) -> TaskRow:
-        at = self.branches.get(("", self.row.branch))
-        line, step = 1, 0
-        if at is not None:
-            line = at.line
-            step = row.step if (row := self.checkpoints.get(at.head.seq)) is not None else 0
-        return replace(
-            self.row,
-            head=None if at is None else at.head,
-            step=step,
-            in_doubt=sum(c.status == "in_doubt" and c.line == line and c.step >= step for c in self.calls.values()),
-            open_pauses=sum(p.status == "open" and p.line == line and p.step >= step for p in self.pauses.values()),
-            checkpoints=len(self.checkpoints),
-        )
+        return folding.task_row(self.row, self.branches, self.checkpoints, self.calls, self.pauses)
 
     def needed(self, live_fence: int | None) -> set[int]:
         """The checkpoints that no retention may delete."""
-        kept = {row.seq for row in self.checkpoints.values() if row.pinned}
-        heads = []
-        for branch in self.branches.values():
-            kept.add(branch.head.seq)
-            if branch.forked_from is not None:
-                kept.add(branch.forked_from)
-            if (row := self.checkpoints.get(branch.head.seq)) is not None:
-                current = (branch.space, branch.name) == ("", self.row.branch)
-                heads.append(retention.At(branch.line, row.step, current))
-        return kept | retention.stood_on(heads, self.calls.values(), self.pauses.values(), live_fence)
+        return folding.needed(self.row.branch, self.branches, self.checkpoints, self.calls, self.pauses, live_fence)
 
     # -- the next line
 
@@ -332,28 +310,10 @@ class Book:
             base = self.checkpoints.get(on.seq)
             if base is None or base.id != on.id:
                 raise refusals.gone(task, on)
-        no, position, pause_no = self.numbers.call, self.numbers.position, self.numbers.pause
-        calls: dict[int, CallRow] = {}
-        for write in commit.calls:
-            row = write.row
-            if row.version == 0:
-                no += 1
-                row = replace(row, no=no)
-            else:
-                _compare(task, "call", row, calls.get(row.no) or self.calls.get(row.no))
-            position += bool(write.stamp)
-            stamp = {write.stamp: position} if write.stamp else {}
-            calls[row.no] = replace(row, version=row.version + 1, **stamp).sealed(task)
-        pauses: dict[int, PauseRow] = {}
-        for ask in commit.pauses:
-            pause = ask.row
-            if pause.version == 0:
-                pause_no += 1
-                pause = replace(pause, no=pause_no)
-            else:
-                _compare(task, "pause", pause, pauses.get(pause.no) or self.pauses.get(pause.no))
-            pauses[pause.no] = replace(pause, version=pause.version + 1).sealed(task)
-
+        last = self.numbers
+        calls, pauses, no, position, pause_no = folding.numbered(
+            commit, self.calls, self.pauses, last.call, last.position, last.pause
+        )
         body: dict[str, Any] = {"n": self.lines, "at": now, "id": commit.id}
         seq, line_no, head, sealed = self.numbers.seq, self.numbers.line, None, None
         branch = self.row.branch
@@ -373,10 +333,7 @@ class Book:
             body["calls"] = [row_as_json(row) for row in calls.values()]
         if pauses:
             body["pauses"] = [row_as_json(row) for row in pauses.values()]
-        row_of_task = replace(self.row, branch=branch, updated_at=now)
-        if (patch := commit.patch) is not None:
-            names = ("status", "agent", "input", "reason", "raised", "parent", "branch")
-            row_of_task = replace(row_of_task, **{n: v for n in names if (v := getattr(patch, n)) is not None})
+        row_of_task = folding.patched(replace(self.row, branch=branch, updated_at=now), commit.patch)
         numbers = Numbers(seq, no, pause_no, line_no, position)
         body |= {"row": changes(self.row, row_of_task), "numbers": msgspec.structs.astuple(numbers)}
         done = Committed(seq if sealed else None, head, False, tuple(calls.values()), tuple(pauses.values()))
@@ -396,13 +353,6 @@ class Book:
             tuple(self.calls[no] for no in calls if no in self.calls),
             tuple(self.pauses[no] for no in pauses if no in self.pauses),
         )
-
-
-def _compare(task: str, kind: str, row: CallRow | PauseRow, there: CallRow | PauseRow | None) -> None:
-    if there is None:
-        raise refusals.no_row(task, kind, row.no)
-    if there.version != row.version:
-        raise refusals.changed(task, kind, row.no, there.version, row.version)
 
 
 # -- whole journals

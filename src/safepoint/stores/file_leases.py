@@ -16,15 +16,15 @@ import msgspec
 from safepoint import _probe
 from safepoint.errors import Damaged
 from safepoint.model import check_id
-from safepoint.rows import Grant, Guard, LeaseRow, TaskPatch, TaskRow, replace
-from safepoint.stores import filenames, refusals
+from safepoint.rows import Grant, Guard, LeaseRow, TaskPatch, replace
+from safepoint.stores import filenames, folding, refusals
 from safepoint.stores import holder as people
 from safepoint.stores.file_folder import LEASE_BYTES, LEASES, Folders
 from safepoint.stores.file_journal import Book
 from safepoint.stores.file_rows import checksum
 from safepoint.stores.oslock import Claim
 
-__all__ = ["FileLeases", "now", "patched"]
+__all__ = ["FileLeases", "now"]
 
 _FLOOR = ".floor"
 _json = msgspec.json.Encoder().encode
@@ -44,13 +44,6 @@ class _Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 def now() -> int:
     return time.time_ns() // 1000
-
-
-def patched(row: TaskRow, patch: TaskPatch | None) -> TaskRow:
-    if patch is None:
-        return row
-    names = ("status", "agent", "input", "reason", "raised", "parent", "branch")
-    return replace(row, **{n: v for n in names if (v := getattr(patch, n)) is not None})
 
 
 class FileLeases:
@@ -212,7 +205,7 @@ class FileLeases:
                     kept = f.journal(root, task, writer=True)
                 if kept is not None and kept.book.exists:
                     with f.ops.opened(f.ops.child(name, root)) as folder:
-                        row = replace(patched(kept.book.row, patch), updated_at=now())
+                        row = replace(folding.patched(kept.book.row, patch), updated_at=now())
                         f.append(root, folder, task, kept, kept.book.mark(now(), row))
                 _probe.at("release.patched")
                 self._put_lease(root, name, msgspec.structs.replace(lease, state="released"), f.byte(name))

@@ -23,7 +23,6 @@ from safepoint.model import Finding, Obj, check_id
 from safepoint.rows import (
     BranchRow,
     CallRow,
-    CallWrite,
     CheckpointRow,
     Commit,
     Committed,
@@ -37,9 +36,8 @@ from safepoint.rows import (
     TaskRow,
     replace,
 )
-from safepoint.rules import retention
+from safepoint.stores import folding, refusals
 from safepoint.stores import holder as people
-from safepoint.stores import refusals
 from safepoint.stores.base import Store
 from safepoint.stores.memory_whole import Whole
 from safepoint.stores.sound import unreadable
@@ -273,7 +271,7 @@ class MemoryStore(Whole, Store):
                 data.live.discard(found.lease.lease_id)
                 self._own.discard(found.lease.lease_id)
                 found.lease = replace(found.lease, state="released")
-                found.row = replace(_patched(found.row, patch), updated_at=_now())
+                found.row = replace(folding.patched(found.row, patch), updated_at=_now())
 
     def abandon(self, task: str, grant: Grant) -> None:
         data = self._shared
@@ -382,27 +380,9 @@ def _write(data: _Data, task: _Task, commit: Commit) -> Committed:
         base = task.checkpoints.get(on.seq)
         if base is None or base.id != on.id:
             raise refusals.gone(commit.task, on)
-    no, position, pause_no = task.no, task.position, task.pause_no
-    calls: dict[int, CallRow] = {}
-    for write in commit.calls:
-        row = write.row
-        if row.version == 0:
-            no += 1
-            row = replace(row, no=no)
-        else:
-            _compare(commit.task, "call", row, calls.get(row.no) or task.calls.get(row.no))
-        if write.stamp:
-            position += 1
-        calls[row.no] = _stamped(write, row, position).sealed(commit.task)
-    pauses: dict[int, PauseRow] = {}
-    for ask in commit.pauses:
-        pause = ask.row
-        if pause.version == 0:
-            pause_no += 1
-            pause = replace(pause, no=pause_no)
-        else:
-            _compare(commit.task, "pause", pause, pauses.get(pause.no) or task.pauses.get(pause.no))
-        pauses[pause.no] = replace(pause, version=pause.version + 1).sealed(commit.task)
+    calls, pauses, no, position, pause_no = folding.numbered(
+        commit, task.calls, task.pauses, task.no, task.position, task.pause_no
+    )
     objects = [Obj(bytes(o.name), bytes(o.refs), bytes(o.data)) for o in commit.objects]
     sealed: CheckpointRow | None = None
     if new is not None:
@@ -410,7 +390,7 @@ def _write(data: _Data, task: _Task, commit: Commit) -> Committed:
     row_of_task = task.row
     if new is not None and commit.moves_head and new.space == "" and not any(space == "" for space, _ in task.branches):
         row_of_task = replace(row_of_task, branch=new.branch)  # a task's first branch is its current one
-    patched = replace(_patched(row_of_task, commit.patch), updated_at=_now())
+    patched = replace(folding.patched(row_of_task, commit.patch), updated_at=_now())
 
     # From here on nothing can fail.
     task.no, task.position, task.pause_no = no, position, pause_no
@@ -440,29 +420,6 @@ def _write(data: _Data, task: _Task, commit: Commit) -> Committed:
     return done
 
 
-def _stamped(write: CallWrite, row: CallRow, position: int) -> CallRow:
-    version = row.version + 1
-    if write.stamp == "began":
-        return replace(row, version=version, began=position)
-    if write.stamp == "ended":
-        return replace(row, version=version, ended=position)
-    return replace(row, version=version)
-
-
-def _compare(task: str, kind: str, row: CallRow | PauseRow, there: CallRow | PauseRow | None) -> None:
-    if there is None:
-        raise refusals.no_row(task, kind, row.no)
-    if there.version != row.version:
-        raise refusals.changed(task, kind, row.no, there.version, row.version)
-
-
-def _patched(row: TaskRow, patch: TaskPatch | None) -> TaskRow:
-    if patch is None:
-        return row
-    names = ("status", "agent", "input", "reason", "raised", "parent", "branch")
-    return replace(row, **{n: v for n in names if (v := getattr(patch, n)) is not None})
-
-
 # -- what is reached, and what is still needed
 
 
@@ -482,16 +439,8 @@ def _call_refs(rows: Iterable[CallRow]) -> list[bytes]:
 
 
 def _needed(data: _Data, task: _Task) -> set[int]:
-    kept = {row.seq for row in task.checkpoints.values() if row.pinned}
-    for branch in task.branches.values():
-        kept.add(branch.head.seq)
-        if branch.forked_from is not None:
-            kept.add(branch.forked_from)
-    heads = [
-        retention.At(b.line, task.checkpoints[b.head.seq].step, at == ("", task.row.branch)) for at, b in task.branches.items()
-    ]
     live = task.lease.fence if task.lease is not None and _held(data, task) else None
-    return kept | retention.stood_on(heads, task.calls.values(), task.pauses.values(), live)
+    return folding.needed(task.row.branch, task.branches, task.checkpoints, task.calls, task.pauses, live)
 
 
 def _row_bytes(row: Any) -> int:
@@ -503,16 +452,7 @@ def _obj_bytes(obj: Obj) -> int:
 
 
 def _task_row(task: _Task) -> TaskRow:
-    at = task.branches.get(("", task.row.branch))
-    line, step = (1, 0) if at is None else (at.line, task.checkpoints[at.head.seq].step)
-    return replace(
-        task.row,
-        head=None if at is None else at.head,
-        step=step,
-        in_doubt=sum(c.status == "in_doubt" and c.line == line and c.step >= step for c in task.calls.values()),
-        open_pauses=sum(p.status == "open" and p.line == line and p.step >= step for p in task.pauses.values()),
-        checkpoints=len(task.checkpoints),
-    )
+    return folding.task_row(task.row, task.branches, task.checkpoints, task.calls, task.pauses)
 
 
 # -- leases
