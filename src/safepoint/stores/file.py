@@ -26,7 +26,7 @@ from safepoint.rows import (
     TaskRow,
     replace,
 )
-from safepoint.stores import file_check, file_rows, filenames, refusals
+from safepoint.stores import file_check, file_rows, filenames, folding, refusals
 from safepoint.stores.base import Durability, Store
 from safepoint.stores.file_folder import DELETED, LEASES, Folders, Kept
 from safepoint.stores.file_journal import Book, rewritten
@@ -284,15 +284,7 @@ class FileStore(FileLeases, Whole, Mends, Store):
     ) -> list[CheckpointRow]:
         with self._f.root() as root, self._f.mutex:
             book = self._book(root, task)
-            rows: list[CheckpointRow] = []
-            for seq in sorted(book.checkpoints, reverse=True) if book is not None else ():
-                assert book is not None
-                if limit is not None and len(rows) >= limit:
-                    break
-                row = book.checkpoints[seq]
-                if row.space == space and branch in {None, row.branch} and (before is None or row.seq < before):
-                    rows.append(row)
-            return rows
+            return [] if book is None else folding.listed(book.checkpoints, space, branch, before, limit)
 
     def calls(
         self,
@@ -312,14 +304,7 @@ class FileStore(FileLeases, Whole, Mends, Store):
             # The record of a call that has happened may be lost; of one that is asked for by its number, and is there, it is not.
             if book.gaps and (wanted is None or not wanted <= book.calls.keys()):
                 raise gapped(task, book)
-            rows = [
-                row
-                for no, row in sorted(book.calls.items())
-                if (line is None or row.line == line)
-                and (from_step is None or row.step >= from_step)
-                and (wanted is None or no in wanted)
-            ]
-        return rows if limit is None else rows[max(0, len(rows) - limit) :], {}
+            return folding.chosen(book.calls, line, from_step, wanted, limit), {}
 
     def pauses(self, task: str) -> list[PauseRow]:
         with self._f.root() as root, self._f.mutex:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from safepoint.rows import BranchRow, CallRow, CheckpointRow, Commit, PauseRow, TaskPatch, TaskRow, replace
 from safepoint.rules import retention
 from safepoint.stores import refusals
 
-__all__ = ["needed", "numbered", "patched", "task_row"]
+__all__ = ["chosen", "listed", "needed", "numbered", "patched", "task_row"]
 
 Branches = Mapping[tuple[str, str], BranchRow]
 Checkpoints = Mapping[int, CheckpointRow]
@@ -94,3 +94,29 @@ def needed(
         if (row := checkpoints.get(branch.head.seq)) is not None:
             heads.append(retention.At(branch.line, row.step, place == ("", current)))
     return kept | retention.stood_on(heads, calls.values(), pauses.values(), live)
+
+
+def listed(
+    checkpoints: Checkpoints, space: str, branch: str | None, before: int | None, limit: int | None
+) -> list[CheckpointRow]:
+    """What ``Store.headers`` asks for; the rows as they are."""
+    rows: list[CheckpointRow] = []
+    for seq in sorted(checkpoints, reverse=True):
+        if limit is not None and len(rows) >= limit:
+            break
+        row = checkpoints[seq]
+        if row.space == space and branch in {None, row.branch} and (before is None or seq < before):
+            rows.append(row)
+    return rows
+
+
+def chosen(
+    calls: Mapping[int, CallRow], line: int | None, from_step: int | None, nos: Collection[int] | None, limit: int | None
+) -> list[CallRow]:
+    """The rows that ``Store.calls`` asks for."""
+    rows = [
+        row
+        for no, row in sorted(calls.items())
+        if (line is None or row.line == line) and (from_step is None or row.step >= from_step) and (nos is None or no in nos)
+    ]
+    return rows if limit is None else rows[max(0, len(rows) - limit) :]

@@ -190,13 +190,8 @@ class MemoryStore(Whole, Store):
         self, task: str, *, space: str = "", branch: str | None = None, before: int | None = None, limit: int | None = None
     ) -> list[CheckpointRow]:
         with self._locked(task) as (_data, found):
-            rows: list[CheckpointRow] = []
-            for row in reversed(found.checkpoints.values()) if found is not None else ():
-                if limit is not None and len(rows) >= limit:
-                    break
-                if row.space == space and branch in {None, row.branch} and (before is None or row.seq < before):
-                    rows.append(replace(row, root=b"", refs=b""))
-            return rows
+            rows = [] if found is None else folding.listed(found.checkpoints, space, branch, before, limit)
+            return [replace(row, root=b"", refs=b"") for row in rows]
 
     def calls(
         self,
@@ -212,15 +207,7 @@ class MemoryStore(Whole, Store):
         with self._locked(task) as (_data, found):
             if found is None:
                 return [], {}
-            rows = [
-                row
-                for row in found.calls.values()
-                if (line is None or row.line == line)
-                and (from_step is None or row.step >= from_step)
-                and (wanted is None or row.no in wanted)
-            ]
-            if limit is not None:
-                rows = rows[max(0, len(rows) - limit) :]
+            rows = folding.chosen(found.calls, line, from_step, wanted, limit)
             return rows, _closure(found, _call_refs(rows)) if bodies else {}
 
     def pauses(self, task: str) -> list[PauseRow]:
