@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 from collections.abc import Iterator
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from safepoint import tools
+from tests.support import servers
 from tests.support.scale import SOAK
 
 # No deadline and no complaint about slowness: on a busy machine with two cores both would only report the machine.
@@ -22,6 +24,8 @@ settings.load_profile("soak" if SOAK else "small")
 # compile the package anew; the rest would let the caller's own store or paths into a test.
 for _name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "SAFEPOINT_URL"):
     os.environ.pop(_name, None)
+for _name in [name for name in os.environ if re.fullmatch("PG[A-Z]+", name)]:  # libpq's own
+    del os.environ[_name]
 
 # Where the tests run in the background of a script, Ctrl-C is ignored, here and in every process that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -51,3 +55,33 @@ def names_of_tools() -> Iterator[None]:
     before = dict(tools._registry.named)
     yield
     tools._registry.named = before
+
+
+# -- servers: one of each for this process, started at its first use (see tests/support/servers.py)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> servers.Postgres:
+    return servers.shared_postgres()
+
+
+@pytest.fixture(scope="session")
+def valkey() -> servers.Redis:
+    return servers.shared_redis()
+
+
+@pytest.fixture(scope="session")
+def valkey_cluster() -> servers.RedisCluster:
+    return servers.shared_cluster()
+
+
+@pytest.fixture(autouse=True)
+def stores_on_servers() -> Iterator[None]:
+    """Clear away what a test has used. What fixtures of a module or session asked for came before the mark, and stays."""
+    mark = servers.used()
+    yield
+    servers.clean_since(mark)
+
+
+def pytest_unconfigure() -> None:
+    servers.stop_shared()
