@@ -5,21 +5,32 @@ import uuid
 import pytest
 
 import safepoint
+from tests.support import servers
 from tests.support.runs import World
 
 STORES = ("memory", "sqlite", "file")
+"""Where the behaviours that concern every store are tried: any of "memory", "sqlite", "file", "postgres" and "redis"."""
+
+
+def new_url(kind, folder, name="agent"):
+    """The URL of an empty store of one of STORES. What is in memory lives as long as somebody has it open."""
+    return {
+        "memory": lambda: f"memory://{uuid.uuid4()}",
+        "sqlite": lambda: f"sqlite:///{folder}/{name}.db",
+        "file": lambda: f"file:///{folder}/{name}",
+        "postgres": servers.fresh_postgres_url,
+        "redis": servers.fresh_redis_url,
+    }[kind]()
 
 
 @pytest.fixture(params=STORES)
 def url(request, tmp_path):
     """The URL of an empty store that can be opened more than once."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/agent.db"
+    made = new_url(request.param, tmp_path)
+    if request.param != "memory":
+        yield made
         return
-    if request.param == "file":
-        yield f"file:///{tmp_path}/checkpoints"
-        return
-    with safepoint.open(f"memory://{uuid.uuid4()}") as kept:
+    with safepoint.open(made) as kept:
         yield kept.store.url
 
 
