@@ -46,9 +46,9 @@ def checked_options(**given: Any) -> dict[str, Any]:
                     f"it leads from {a_type(number)} to {a_type(step)}",
                     "Write it as {1: from_1_to_2}.",
                 )
-    if isinstance(lease, bool) or not isinstance(lease, int | float):
+    if lease is not None and (isinstance(lease, bool) or not isinstance(lease, int | float)):
         raise _wrong("lease", "a number of seconds", lease)
-    if not 0 < lease < math.inf:
+    if lease is not None and not 0 < lease < math.inf:
         raise UsageError("open(lease=) must be longer than 0 seconds", "", "Leave it at the default of 30.")
     if given["state_type"] is not None and not isinstance(given["state_type"], type):
         raise _wrong("state_type", "a class", given["state_type"])

@@ -52,7 +52,7 @@ from safepoint.rows import CheckpointRow, Commit, Committed, Head, TaskPatch, Ta
 from safepoint.rules import planning
 from safepoint.rules.health import checks
 from safepoint.stores.base import Store
-from safepoint.stores.url import open_store
+from safepoint.stores.url import clocked, open_store
 from safepoint.tools import is_async
 from safepoint.verbs import JournalVerbs
 
@@ -90,7 +90,7 @@ def open(
     schema_version: int = 1,
     migrations: Migrations | None = None,
     durability: Literal["full", "process"] = "full",
-    lease: float = 30.0,
+    lease: float | None = None,
     redact: Iterable[str] = (),
     state_type: type | None = None,
     health: Any = (),
@@ -108,7 +108,7 @@ def open(
         schema_version: Of the application; stored with each checkpoint.
         migrations: ``{1: f}``: ``f(tree) -> tree`` leads a plain tree from schema 1 to 2.
         durability: ``full`` survives power loss, ``process`` only the death of the process.
-        lease: Seconds, on stores whose leases have a clock (not memory, files or SQLite).
+        lease: Seconds, 30 by default, on stores whose leases have a clock (not memory, files or SQLite).
         state_type: If given, ``agent_state`` must be an instance of it that fits its declared fields, at every save and load.
         health: Checks that a checkpoint must pass for a run to go on from it; see docs/recovery.md.
         timeout: Seconds that the store may take to answer; 10 by default.
@@ -137,6 +137,8 @@ def open(
         options["timeout"] = timeout
     if own:
         options["durability"] = durability
+        if clocked(store):
+            options["lease"] = lease
     try:
         opened = open_store(store, **options)
     except UsageError as error:
@@ -160,7 +162,7 @@ class Checkpointer(
         registry: Registry | None = None,
         schema_version: int = 1,
         migrations: Migrations | None = None,
-        lease: float = 30.0,
+        lease: float | None = None,
         state_type: type | None = None,
         health: Any = (),
     ) -> None:

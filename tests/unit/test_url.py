@@ -108,7 +108,7 @@ def test_absolute_paths_have_four_slashes_and_may_be_quoted(tmp_path):
         ("agent.db", {}, "sqlite:///agent.db"),
         ("", {}, "no scheme"),
         (b"sqlite:///x", {}, "not by a bytes"),
-        ("sqlite3:///x", {}, "known ones are file, memory, sqlite"),
+        ("sqlite3:///x", {}, "known ones are file, memory, postgres, postgresql, redis"),
         ("sqlite://agent.db", {}, "sqlite:///agent.db"),
         ("sqlite://", {}, "three slashes"),
         ("sqlite:///", {}, "memory://"),
@@ -126,8 +126,8 @@ def test_absolute_paths_have_four_slashes_and_may_be_quoted(tmp_path):
         ("memory://x?size=3", {}, "durability, timeout"),
         ("memory://%20", {}, "blank"),
         ("file://host/x", {}, "names a host"),
-        ("postgresql://h/db", {}, "later release"),
-        ("redis://h", {}, "later release"),
+        ("postgresql://h/db?lease=0.5", {}, "1 or more"),
+        ("redis://h?ttl=0", {}, "1 or more"),
     ],
 )
 def test_what_is_refused_says_what_would_do(url, options, says):
@@ -193,7 +193,7 @@ def test_another_package_may_bring_a_scheme(points):
     points.add("acme", "make", make)
     assert isinstance(open_store("acme://u:p@h/x?y=1", timeout=3), MemoryStore)
     assert seen == [("acme://u:p@h/x?y=1", {"timeout": 3})]
-    assert schemes() == ["acme", "file", "memory", "sqlite"]
+    assert {"acme", "file", "memory", "postgresql", "redis", "sqlite"} <= set(schemes())
 
 
 def test_another_package_cannot_take_a_built_in_scheme(points):

@@ -7,10 +7,11 @@ protect it. So before a fork each lock registered here is taken, outermost first
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["at_fork"]
+__all__ = ["at_fork", "each_at_fork"]
 
 
 class Lock(Protocol):
@@ -19,7 +20,14 @@ class Lock(Protocol):
     def release(self) -> None: ...
 
 
+class Forked(Protocol):
+    """What is made anew in a forked child, with locks of its own: no thread of the parent's is there to give one back."""
+
+    def after_fork(self) -> None: ...
+
+
 _locks: list[tuple[Lock, Callable[[], None]]] = []
+_each: weakref.WeakSet[Forked] = weakref.WeakSet()
 
 
 def at_fork(lock: Lock, in_child: Callable[[], None]) -> None:
@@ -28,6 +36,11 @@ def at_fork(lock: Lock, in_child: Callable[[], None]) -> None:
     For locks that are held for microseconds only, and while which no other lock is taken.
     """
     _locks.append((lock, in_child))
+
+
+def each_at_fork(one: Forked) -> None:
+    """Call ``one.after_fork()`` in every forked child, as long as it lives."""
+    _each.add(one)
 
 
 def _before() -> None:
@@ -44,6 +57,8 @@ def _after_in_child() -> None:
     for lock, in_child in reversed(_locks):
         in_child()
         lock.release()
+    for one in list(_each):
+        one.after_fork()
 
 
 os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

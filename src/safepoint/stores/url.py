@@ -11,8 +11,9 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, unquote, urlencode
 
 from safepoint.errors import UsageError
 from safepoint.model import check_id
@@ -21,7 +22,7 @@ from safepoint.stores.base import Store
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
 
-__all__ = ["ENTRY_POINTS", "open_store", "redact", "schemes"]
+__all__ = ["ENTRY_POINTS", "clocked", "open_store", "redact", "schemes"]
 
 ENTRY_POINTS = "safepoint.stores"
 """Group under which a package registers ``scheme = "module:callable"``; the callable takes (url, **options)."""
@@ -52,13 +53,12 @@ def open_store(where: str | Store, **options: Any) -> Store:
         opener, known = _BUILT_IN[scheme]
         path, _, query = rest.partition("?")
         return opener(where, unquote(path), _options(where, known, query, options))
+    if scheme in _SERVERS:
+        module, names = _SERVERS[scheme]
+        return _server(where, module, _options(where, names, *_own(rest, names), options))
     found = [point for point in _entry_points() if point.name.lower() == scheme]
     if found:
         return _third_party(where, scheme, found, options)
-    if scheme in _LATER:
-        raise UsageError(
-            f"stores of the scheme {scheme}:// come with a later release", "", "Use sqlite:///agent.db until then."
-        )
     raise UsageError(
         f"unknown scheme {scheme!r} in {redact(where)!r}", f"known ones are {_listed(schemes())}", "Correct the URL."
     )
@@ -66,7 +66,7 @@ def open_store(where: str | Store, **options: Any) -> Store:
 
 def schemes() -> list[str]:
     """The schemes that can be opened here: built-in ones and those of installed packages."""
-    return sorted({*_BUILT_IN, *(point.name for point in _entry_points())})
+    return sorted({*_BUILT_IN, *_SERVERS, *(point.name for point in _entry_points())})
 
 
 _SECRET = re.compile(r"(?i)([\w.-]*(?:passw|passphrase|secret|token|credential|api_?key)[\w.-]*\s*=\s*)('[^']*'|[^&\s#]*)")
@@ -113,6 +113,37 @@ def _flag(value: Any) -> bool:
         raise ValueError from None
 
 
+def _lease(value: Any) -> float:
+    seconds = _seconds(value)
+    if seconds < 1:
+        raise ValueError
+    return seconds
+
+
+def _number(value: Any) -> int:
+    if isinstance(value, bool) or int(value) != float(value) or int(value) < 0:
+        raise ValueError
+    return int(value)
+
+
+def _count(value: Any) -> int:
+    if (number := _number(value)) < 2:
+        raise ValueError
+    return number
+
+
+def _ttl(value: Any) -> int:
+    if (number := _number(value)) < 1:
+        raise ValueError
+    return number
+
+
+def _word(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip() or not value.isprintable():
+        raise ValueError
+    return value
+
+
 Parser = tuple[Callable[[Any], Any], str]
 _COMMON: dict[str, Parser] = {
     "timeout": (_seconds, "a number of seconds, zero or more"),
@@ -132,6 +163,12 @@ def _options(url: str, known: Mapping[str, Parser], query: str, keywords: Option
         if parsed.setdefault(name, value) != value:
             raise UsageError(f"option {name!r} is in the URL and in the call, with two values", "", "Leave one.")
     return parsed
+
+
+def _own(rest: str, known: Mapping[str, Parser]) -> tuple[str]:
+    """The part of a server's query that is ours: all else in it is for the client library, which has names of its own."""
+    query = parse_qsl(rest.partition("?")[2], keep_blank_values=True)
+    return (urlencode([(name, text) for name, text in query if name in known]),)
 
 
 def _parsed(url: str, known: Mapping[str, Parser], given: Options) -> Options:
@@ -190,7 +227,43 @@ _BUILT_IN: dict[str, tuple[Callable[[str, str, Options], Store], dict[str, Parse
     "file": (_file, _COMMON),
     "sqlite": (_sqlite, {**_COMMON, "network_ok": (_flag, "true or false")}),
 }
-_LATER = frozenset({"postgresql", "postgres", "redis", "rediss", "valkey"})
+
+
+def clocked(where: object) -> bool:
+    """Whether the leases of the store that is named have a clock, so that they have a length."""
+    return isinstance(where, str) and where.partition("://")[0].lower() in _SERVERS
+
+
+_LEASED: dict[str, Parser] = {
+    **_COMMON,
+    "lease": (_lease, "a number of seconds, 1 or more"),
+    "pool": (_count, "a number of connections, 2 or more"),
+}
+_POSTGRES: dict[str, Parser] = {**_LEASED, "schema": (_word, "the name of a schema")}
+_REDIS: dict[str, Parser] = {
+    **_LEASED,
+    "prefix": (_word, "the beginning of all keys"),
+    "ttl": (_ttl, "a number of whole seconds, 1 or more"),
+    "wait_replicas": (_number, "a number of replicas"),
+    "cluster": (_flag, "true or false"),
+}
+_SERVERS: dict[str, tuple[str, dict[str, Parser]]] = {
+    "postgresql": ("postgres", _POSTGRES),
+    "postgres": ("postgres", _POSTGRES),
+    "redis": ("redis", _REDIS),
+    "rediss": ("redis", _REDIS),
+    "redis+unix": ("redis", _REDIS),
+    "valkey": ("redis", _REDIS),
+    "valkeys": ("redis", _REDIS),
+}
+"""Package beside this module, with a function ``from_url(url, options)``, and the options that are ours."""
+
+
+def _server(url: str, module: str, options: Options) -> Store:
+    # Raises MissingExtra itself where its client library is not installed.
+    found = import_module(f"safepoint.stores.{module}")
+    store: Store = found.from_url(url, options)
+    return store
 
 
 def _entry_points() -> EntryPoints:
