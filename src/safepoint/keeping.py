@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -333,7 +333,10 @@ class KeepingVerbs:
         try:
             if look is None:
                 info = self.store.task(task_id)
-                if info is None or seq % retention.first_every(info.checkpoints) >= retention.look_every(rules):
+                every = retention.look_every(rules)
+                if info is None or seq % retention.again_every(info.checkpoints) >= every:
+                    return
+                if seq % retention.first_every(info.checkpoints) >= every and not self._is_overdue(task_id, seq, rules):
                     return
                 if len(looks) >= REMEMBERED:
                     looks.clear()
@@ -356,8 +359,20 @@ class KeepingVerbs:
                     look.go_on(max(0.0, until - time.monotonic()))
                 look.busy.release()
 
+    def _is_overdue(self, task: str, seq: int, rules: Retention) -> bool:
+        """Whether so many are due that a look pays, told by a few headers. The look itself finds out exactly."""
+        before = retention.overdue_below(rules, seq, retention.threshold(rules.keep_latest, self.store.live_objects(task)))
+        if before is None or before < 1:
+            return False
+        rows = self.store.headers(task, before=before, limit=retention.PROBE)
+        kept = self._kept(task)
+        return any(not row.pinned and row.seq not in kept and retention.is_plain(row, rules) for row in rows)
+
     def _look(self, task: str, seq: int, rules: Retention, look: _Look) -> Iterator[None]:
-        """Thin out a task, a little between two yields. New checkpoints may come meanwhile, and stay."""
+        """Thin out a task, a little between two yields. New checkpoints may come meanwhile, and stay.
+
+        What has become due lately first: a process that lives for a few saves comes to an end with that.
+        """
         born = self._born(task)
         every = retention.look_every(rules)
         due_at = retention.threshold(rules.keep_latest, self.store.live_objects(task))
@@ -365,8 +380,10 @@ class KeepingVerbs:
         near = retention.near(rules, due_at)
         rows: list[Slim] = []
         bad: dict[int, str] = {}
+        due = 0
         if near is not None:
             yield from self._read(task, rows, bad, near, sealed=False)
+            due = yield from self._thin_out(task, born, rows, rules, due_at, bad, look)
         if near is None or len(rows) == near:
             info = self.store.task(task)
             period = retention.all_every(info.checkpoints if info is not None else 0)
@@ -374,8 +391,20 @@ class KeepingVerbs:
                 look.all = seq
                 rows, bad = [], {}
                 yield from self._read(task, rows, bad, sealed=rules.max_bytes is not None)
+                due = max(due, (yield from self._thin_out(task, born, rows, rules, due_at, bad, look)))
             if near is None:
                 look.next = seq + max(every, period)
+        if near is not None and due < due_at:
+            look.next = seq + max(every, due_at - due)
+        if len(look.sound) > 100 * REMEMBERED:
+            look.sound.clear()
+        if bad:
+            log.warning("retention of task %s keeps what cannot be read: %s", task, ", ".join(map(str, sorted(bad)[:5])))
+
+    def _thin_out(
+        self, task: str, born: int | None, rows: list[Slim], rules: Retention, due_at: int, bad: dict[int, str], look: _Look
+    ) -> Generator[None, None, int]:
+        """Delete what is due of these, if that is enough for a sweep to pay; how many it was."""
         looked = set(bad)
         while True:
             counts: list[int] = []
@@ -388,20 +417,14 @@ class KeepingVerbs:
                 if i % PAGE == 0:
                     yield
             if len(goes) < due_at:
-                if near is not None:
-                    look.next = seq + max(every, due_at - len(goes))
-                break
+                return len(goes)
             if not counts:
                 # Of a task that has never been thinned out each look takes a part.
                 yield from self._thin(task, born, goes[::-1][: max(2 * due_at, PAGE)], bad, look.sound)
-                break
+                return len(goes)
             # What is kept as the newest must be readable: else more are kept.
             looked.update(counts)
             yield from self._read_whole(task, counts, bad, look.sound)
-        if len(look.sound) > 100 * REMEMBERED:
-            look.sound.clear()
-        if bad:
-            log.warning("retention of task %s keeps what cannot be read: %s", task, ", ".join(map(str, sorted(bad)[:5])))
 
     def _born(self, task: str) -> int | None:
         row = self.store.task(task)

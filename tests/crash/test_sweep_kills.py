@@ -144,7 +144,10 @@ def test_saves_of_a_long_task_read_little_of_it(milestones: int, tmp_path: Path,
     )
     assert read < 25 * saves
     # What stays is not read again and again; what may go does go, in parts that a save can bear.
-    assert left.checkpoints < length + saves - (0 if milestones else length / 4)
+    if milestones:  # no more wait to be deleted than make a sweep pay, and those of a few short lives
+        assert left.checkpoints < length + 20 + store.live_objects("long") // 16 + 200
+    else:
+        assert left.checkpoints < length + saves - length / 4
     assert store.unreadable("long", [row.seq for row in headers("long")]) == {}
     store.close()
 

@@ -12,6 +12,7 @@ from safepoint import Retention, State, tool
 from safepoint.errors import InDoubt, NotFound, UsageError
 from safepoint.model import Obj
 from safepoint.rows import BranchRow, CallRow, CheckpointRow, Image, Numbers, PauseRow, TaskRow, replace
+from tests.support.sweeping import long_task
 
 
 def named(name):
@@ -297,6 +298,24 @@ def test_a_backlog_is_no_one_saves_to_clear(tmp_path, monkeypatch):
         assert cp.verify("t").ok
     assert kept[-1] < 120
     assert max(a - b for a, b in itertools.pairwise(kept)) <= 32
+
+
+def test_processes_that_do_not_live_to_the_end_of_a_look_thin_out_too(tmp_path, monkeypatch):
+    """What lies behind what is due, and stays, is not what they come to an end with; and the next does not wait long to go on."""
+    small_parts(monkeypatch)
+    rest_at_once(monkeypatch)
+    with safepoint.open(f"sqlite:///{tmp_path}/a.db", durability="process") as other:
+        other.store.write_task(long_task(2000, milestones=1))
+        state, most = State("long", branch="b"), 0
+        for _ in range(24):
+            cp = safepoint.Checkpointer(other.store, retention=Retention(keep_latest=20))
+            for _ in range(50):
+                state.step += 1
+                cp.save(state)
+            state = cp.load("long", branch="b")
+            most = max(most, other.store.task("long").checkpoints - 2000)
+        due_at = 20 + other.store.live_objects("long") // 16
+        assert most < due_at + 64, (most, due_at)
 
 
 def test_what_was_begun_is_ended_by_close(tmp_path, monkeypatch):

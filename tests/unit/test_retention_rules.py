@@ -10,7 +10,19 @@ from hypothesis import strategies as st
 from safepoint.errors import UsageError
 from safepoint.model import Retention, to_us
 from safepoint.rows import CheckpointRow
-from safepoint.rules.retention import At, all_every, due, first_every, judge, look_every, near, stood_on, threshold
+from safepoint.rules.retention import (
+    At,
+    again_every,
+    all_every,
+    due,
+    first_every,
+    judge,
+    look_every,
+    near,
+    overdue_below,
+    stood_on,
+    threshold,
+)
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -137,9 +149,22 @@ def test_what_a_save_reads_does_not_grow_with_the_task():
     assert near(Retention(keep_latest=20), 100) == 228
     assert near(Retention(keep_latest=20, max_age=DAY), 100) is None
     assert near(Retention(keep_latest=None, max_bytes=5), 1) is None
+    assert again_every(10) == first_every(10)
+    assert again_every(100_000) == 512
     for checkpoints in (1, 10, 100_000):
         assert checkpoints / all_every(checkpoints) <= 4
         assert all_every(checkpoints) <= max(1, checkpoints // 2)
+
+
+def test_one_that_goes_lies_below_where_so_many_are_due():
+    """Behind what stays for ever, a look is overdue if, and only if, there is one."""
+    rules, due_at = Retention(keep_latest=20), 100
+    for n in (1, 20, 119, 120, 121, 300):
+        rows = [row(seq, "milestone" if seq <= 200 else "step") for seq in range(1, 201 + n)]
+        gone = due(headers(*rows), rules, NOW)
+        below = overdue_below(rules, 200 + n, due_at)
+        assert (len(gone) >= due_at) == any(seq < below for seq in gone), (n, below)
+    assert overdue_below(Retention(keep_latest=20, max_age=DAY), 500, 100) is None
 
 
 def test_what_cannot_be_read_stays_and_counts_for_nothing():

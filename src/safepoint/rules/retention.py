@@ -95,6 +95,11 @@ def judge(
             yield Verdict(seq, False, False, "within the limits")
 
 
+def is_plain(row: Shown, retention: Retention) -> bool:
+    """Whether it goes by count alone, once it is old enough."""
+    return row.kind != "failure" and not (row.kind == "milestone" and retention.keep_milestones)
+
+
 def due(
     headers: Iterable[Shown],
     retention: Retention,
@@ -125,6 +130,27 @@ def first_every(checkpoints: int) -> int:
     """At which multiples of ``seq`` such a process looks, the more there is to look at the more seldom. A power of two, as it has
     to be met by processes that live for one save, while the number of checkpoints goes up and down."""
     return 1 << max(0, (checkpoints // 16).bit_length() - 1)
+
+
+def again_every(checkpoints: int) -> int:
+    """At which multiples of ``seq`` such a process asks whether a look is overdue: what was begun by a process that did not live
+    to its end is then begun again long before the next look."""
+    first = first_every(checkpoints)
+    return min(first, max(8, first // 8))
+
+
+PROBE = 8
+"""How many headers are read to find that out."""
+
+
+def overdue_below(retention: Retention, seq: int, due_at: int) -> int | None:
+    """Below which number there is nothing that may go, near it, unless so many are due by count alone; None if that cannot be said.
+
+    Behind the newest lies what has become due, by falling number, and behind that only what stays.
+    """
+    if near(retention, due_at) is None:
+        return None
+    return seq - (retention.keep_latest or 1) - due_at + 2
 
 
 def near(retention: Retention, due_at: int) -> int | None:
