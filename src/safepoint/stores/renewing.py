@@ -53,7 +53,7 @@ class Claim:
         return f"<Claim task={self.task!r} fence={self.guard.fence} lost={self.lost}>"
 
 
-_claims: dict[str, Claim] = {}
+_claims: weakref.WeakValueDictionary[str, Claim] = weakref.WeakValueDictionary()
 """By token, those of all stores of this process: a holder of this process whose token is not here has let go without a word."""
 _claims_lock = threading.Lock()
 
@@ -92,9 +92,9 @@ class Renewals:
 
     def after_fork(self) -> None:
         # The child holds nothing: its parent does, and goes on renewing.
-        global _claims_lock
+        global _claims, _claims_lock
         _claims_lock = threading.Lock()
-        _claims.clear()
+        _claims = weakref.WeakValueDictionary()
         stopped = self._stopped
         self._start_over()
         self._stopped = stopped
