@@ -10,13 +10,13 @@ from contextlib import suppress
 from safepoint.errors import SafepointError
 from safepoint.model import Finding
 from safepoint.stores.file_folder import TEMP, Folders
-from safepoint.stores.sqlite_check import network_file_system
+from safepoint.stores.sqlite_check import network_file_system, room
 
 __all__ = ["check"]
 
 
 def check(f: Folders) -> list[Finding]:
-    return [_write_and_read(f), _file_system(f.path), _room(f.path), _permissions(f)]
+    return [_write_and_read(f), _file_system(f.path), room(f.path, "Free some space.", files=True), _permissions(f)]
 
 
 def _write_and_read(f: Folders) -> Finding:
@@ -53,18 +53,6 @@ def _file_system(path: str) -> Finding:
         f"a network file system ({kind}): locks of other hosts may not be seen",
         "Use it from one host only, or PostgreSQL.",
     )
-
-
-def _room(path: str) -> Finding:
-    try:
-        disk = os.statvfs(path)
-    except OSError as error:
-        return Finding("disk", "warning", f"its free space is not known: {error.strerror}", "Look at the disk.")
-    free, all_of_it = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
-    text = f"{free / 1e6:,.0f} MB free"
-    if free < 200e6 or free < 0.05 * all_of_it:
-        return Finding("disk", "warning", text, "Free some space.")
-    return Finding("disk", "ok", text)
 
 
 def _permissions(f: Folders) -> Finding:

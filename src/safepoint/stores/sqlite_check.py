@@ -13,7 +13,7 @@ from safepoint.model import Finding
 from safepoint.stores.sqlite_db import CommitFailed, Database
 from safepoint.stores.sqlite_log import refused, wrong_log
 
-__all__ = ["check", "network_file_system", "refuse_network"]
+__all__ = ["check", "network_file_system", "refuse_network", "room"]
 
 _NETWORK = {
     "nfs", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "ncpfs", "afs", "9p", "ceph", "glusterfs", "lustre", "gpfs", "beegfs",
@@ -34,6 +34,7 @@ _NETWORK_FUSE = (
     "goofys",
 )
 _WAL_RESET_FIXED = (3, 51, 3)
+_FULL = "Free space: a full disk cannot be cleaned by deleting checkpoints."
 
 
 def network_file_system(path: str, mounts: str = "/proc/mounts") -> str | None:
@@ -83,7 +84,7 @@ def check(db: Database, path: Path) -> list[Finding]:
         found.append(Finding("file system", "ok", "not a network file system"))
     else:
         found.append(Finding("file system", "error", f"a network file system ({kind})", "Move the file to a local disk."))
-    found += [_room(path), _foreign(db, path), _permissions(path)]
+    found += [room(str(path.parent), _FULL), _foreign(db, path), _permissions(path)]
     return found
 
 
@@ -138,15 +139,19 @@ def _journal(db: Database) -> Finding:
     return Finding("journal", "ok", "write-ahead log")
 
 
-def _room(path: Path) -> Finding:
+def room(path: str, remedy: str, *, files: bool = False) -> Finding:
+    """Whether the disk that a folder lies on is nearly full; with ``files``, also whether it can still hold many more of them."""
     try:
-        disk = os.statvfs(path.parent)
+        disk = os.statvfs(path)
     except OSError as error:
-        return Finding("disk", "warning", f"its free space is not known: {error.strerror}")
+        return Finding("disk", "warning", f"its free space is not known: {error.strerror}", "Look at the disk.")
     free, all_of_it = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
     text = f"{free / 1e6:,.0f} MB free"
     if free < 200e6 or free < 0.05 * all_of_it:
-        return Finding("disk", "warning", text, "Free space: a full disk cannot be cleaned by deleting checkpoints.")
+        return Finding("disk", "warning", text, remedy)
+    # Some file systems have no such limit, and say so with zeros.
+    if files and disk.f_files and disk.f_favail < 10_000:
+        return Finding("disk", "warning", f"{text}, but room for {disk.f_favail:,} more files only", remedy)
     return Finding("disk", "ok", text)
 
 
