@@ -386,6 +386,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--no-servers", action="store_true", help="without PostgreSQL, Redis and DBOS")
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix=".bench-", dir=ROOT))
@@ -402,6 +403,11 @@ def main() -> int:
         rows += verified(folder, 2000, 1000)
         rows += verified(folder, 1000, 64_000)
         rows += starts(11)
+        if not args.no_servers:
+            sys.path.insert(0, str(ROOT))
+            from bench import servers
+
+            rows += servers.rows(folder, args.rounds)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     text = table(rows)
