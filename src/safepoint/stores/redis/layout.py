@@ -1,0 +1,326 @@
+"""How a task lies in Redis: every key and field, what its value is, and which of them count.
+
+Keys (``<prefix>`` has no braces, so that the braces below are the hash tag of a cluster):
+
+    <prefix>{<base64url of the task's id>}      hash: the whole task
+    <prefix>{<base64url of the task's id>}:f    string: fence floor, a decimal; the next lease of a task without one is above it.
+                                                Set when a task is deleted or written as a whole; with ``ttl`` also by each acquire
+    <prefix>tasks:{<k>}, k = 0..63              hash: task id -> unix seconds when it was last announced; k = crc32(id) % 64.
+                                                Announced before a task is created (``Client.announce``), so every task is in it; an
+                                                entry whose task is not there is removed when it is old (``index.lua``)
+
+A task is there if its hash has ``t:id``: objects of a big first save are staged before. Fields of the hash (``<no>``, ``<seq>``:
+decimals; text is UTF-8 as ``layout.text`` makes it; "row": MessagePack array of 16 or more elements, so that its header is three
+bytes, and what scripts compare stands right behind it):
+
+    t:id t:status t:branch t:agent t:input t:reason t:raised t:parent    the task's row; t:parent is absent for None
+    t:attempts t:created t:updated                                       decimals
+    n           last numbers given out: "seq call pause line position"; compared as text (``layout.numbers``)
+    w           decimal, one more with each write of whatever kind (also of removals, pins and leases, but not of renewals):
+                what was read in two steps was one state if it is the same
+    count       decimal: checkpoints that are there (of all spaces)
+    h:<seq>     row of a checkpoint without root and refs: [pinned, id, ...] (``layout.HEADER``); byte 4 is \\xc2 or \\xc3, id from 5 on
+    r:<seq>     its root and refs: ``layout.body``, as an object
+    i:<space>\\0<id>     decimal: the seq of the checkpoint with that id
+    b:<space>\\0<name>   MessagePack [seq, id]: head of a branch, compared as bytes (``layout.head``)
+    l:<space>\\0<name>   MessagePack [line, forked_from]: what of a branch does not change
+    branches    "<space>\\0<name>\\0" of each branch, in the order in which they came
+    c:<no>      row of a call: [version, line, step, ...] (``layout.CALL``); version from byte 4 on
+    p:<no>      row of a pause: [version, line, step, ...] (``layout.PAUSE``), likewise
+    o:<name>    an object (name: its 16 bytes): 4 bytes big-endian length of refs, refs, data (``layout.body``)
+    k:<block> g:<block> j:<block>    which checkpoints, calls, pauses are there: decimal, bit i is number block * 60 + i. Changed with
+                HINCRBY by the power of two; a field may be missing for 0
+    open        ";<letter><no>/<line>/<step>" of each call that is s(tarted), p(aused) or in d(oubt)
+    asks        ";<letter><no>/<line>/<step>" of each pause that is o(pen) or a(nswered)
+    q:<k>       k = 0..15, the last commits without a checkpoint: MessagePack [id, call numbers, pause numbers] (from byte 2 on: id)
+    q           decimal: how many there were; the next goes to q % 16
+    stages      ";<stage>/<batches>/<expires>" of each big save on its way: expires in unix seconds of the server
+    s:<stage>/<k>        k = 1..batches: the names (16 bytes each) of what was staged. While a stage is in ``stages`` and has not
+                expired, a sweep takes these as roots (with all that they reach), and removes neither; a stage that has expired is
+                removed from ``stages`` with its fields before (or in the same script as) its objects. A commit goes by ``stages``
+    f:fence f:token f:state f:until f:gone f:process f:holder f:at f:presumed
+                the lease; absent all, if there never was one. state: held or released; until: microseconds of the server's TIME;
+                gone: 1 if the holder said that nobody is behind it, else 0; at: microseconds
+
+With ``ttl`` each write ends with ``touch`` (lua/shared.lua): EXPIRE, or PERSIST while a call is open, a pause is open, or the lease
+is held and not gone. The floor key outlives the hash by ``FLOOR_FOR``.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+from typing import Any, TypeVar
+
+import msgspec
+
+from safepoint.errors import Damaged
+from safepoint.model import Obj
+from safepoint.rows import CallRow, CheckpointRow, Head, Numbers, PauseRow, fitting, torn
+
+__all__ = [
+    "BLOCK",
+    "CALL",
+    "HEADER",
+    "INDEXES",
+    "PAUSE",
+    "Keys",
+    "bits",
+    "block",
+    "body",
+    "call",
+    "checkpoint",
+    "decoded",
+    "encoded_call",
+    "encoded_header",
+    "encoded_pause",
+    "field",
+    "head",
+    "head_of",
+    "header",
+    "mark",
+    "mask",
+    "numbers",
+    "numbers_of",
+    "obj",
+    "open_entry",
+    "opened",
+    "pack",
+    "pause",
+    "text",
+]
+
+INDEXES = 64
+BLOCK = 60
+"""Numbers a block: what HINCRBY can count as bits of a signed number of 64."""
+RECENT = 16
+STAGE_FOR = 600
+"""Seconds for which staged objects are safe from sweeps after the last batch."""
+FLOOR_FOR = 30 * 86400
+"""Seconds by which a fence floor outlives a task that expires."""
+
+HEADER = (
+    "pinned", "id", "seq", "space", "branch", "parent_seq", "step", "kind", "label", "created_at", "format", "schema", "size",
+    "digest", "metadata", "metrics", "seal",
+)  # fmt: skip
+CALL = (
+    "version", "line", "step", "no", "scope", "ident", "tool", "effect", "call_id", "idempotency_key", "op_key", "status", "attempts",
+    "fence", "base_seq", "started_at", "finished_at", "asked", "began", "ended", "args", "args_refs", "result", "result_refs",
+    "error", "policy", "model", "not_done", "superseded", "reason", "seal",
+)  # fmt: skip
+PAUSE = (
+    "version", "line", "step", "no", "space", "name", "occurrence", "call_no", "base_seq", "question", "answer", "status",
+    "asked_at", "answered_at", "seal",
+)  # fmt: skip
+
+_LETTERS = {"started": "s", "paused": "p", "in_doubt": "d"}
+_ASKED = {"open": "o", "answered": "a"}
+
+Row = TypeVar("Row", CheckpointRow, CallRow, PauseRow)
+
+
+class Keys:
+    """The keys of a store with this prefix."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix.encode()
+
+    def task(self, task: str) -> bytes:
+        return b"%s{%s}" % (self.prefix, base64.urlsafe_b64encode(task.encode()))
+
+    def floor(self, task: str) -> bytes:
+        return self.task(task) + b":f"
+
+    def of(self, task: str) -> tuple[bytes, bytes]:
+        """The keys that every script of a task is given: its hash and its fence floor."""
+        key = self.task(task)
+        return key, key + b":f"
+
+    def index(self, k: int) -> bytes:
+        return b"%stasks:{%d}" % (self.prefix, k)
+
+    def index_of(self, task: str) -> bytes:
+        return self.index(zlib.crc32(task.encode()) % INDEXES)
+
+
+def text(value: str) -> bytes:
+    return value.encode()
+
+
+def decoded(value: bytes) -> str:
+    """Damaged if these bytes are no text."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise _damaged("text", str(error)) from None
+
+
+def field(kind: str, space: str, name: str) -> bytes:
+    """``i:``, ``b:`` and ``l:`` fields."""
+    return b"%s:%s\0%s" % (kind.encode(), text(space), text(name))
+
+
+pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder().decode
+
+
+def mark(value: Any) -> bytes:
+    """What scripts compare with the first elements of a row: MessagePack of one value is no beginning of another's."""
+    return pack(value)
+
+
+def head(at: Head | None) -> bytes:
+    """The value of a ``b:`` field; empty for a branch that is not there."""
+    return b"" if at is None else pack([at.seq, at.id])
+
+
+def head_of(value: bytes | None) -> Head | None:
+    if not value:
+        return None
+    seq, id = _array(value, 2, "head of a branch")
+    if type(seq) is not int or type(id) is not str:
+        raise _damaged("head of a branch", "its values are of other types")
+    return Head(seq, id)
+
+
+def numbers(last: Numbers) -> bytes:
+    return b"%d %d %d %d %d" % (last.seq, last.call, last.pause, last.line, last.position)
+
+
+def numbers_of(value: bytes | None) -> Numbers:
+    if not value:
+        return Numbers()
+    if re.fullmatch(rb"\d+( \d+){4}", value) is None:
+        raise _damaged("numbers", "they are no five numbers")
+    return Numbers(*map(int, value.split()))
+
+
+_LENGTH = struct.Struct(">I")
+
+
+def body(refs: bytes, data: bytes) -> bytes:
+    return b"%s%s%s" % (_LENGTH.pack(len(refs)), refs, data)
+
+
+def obj(name: bytes, value: bytes) -> Obj:
+    """The object of an ``o:`` field. One that was cut off comes out with another name than its own: the reader sees that."""
+    end = 4 + int.from_bytes(value[:4])
+    return Obj(name, value[4:end], value[end:])
+
+
+def block(number: int) -> tuple[int, int]:
+    """The block of a number, and what its field is changed by."""
+    return number // BLOCK, 1 << number % BLOCK
+
+
+def mask(kind: str, numbers: Iterable[int]) -> dict[bytes, int]:
+    """By how much the fields of a kind (``k``, ``g``, ``j``) change when these numbers come; negated, when they go."""
+    found: dict[bytes, int] = {}
+    for number in numbers:
+        at, bit = block(number)
+        name = b"%s:%d" % (kind.encode(), at)
+        found[name] = found.get(name, 0) + bit
+    return found
+
+
+def bits(at: int, value: bytes | None) -> list[int]:
+    """The numbers in a block, rising."""
+    if not value:
+        return []
+    try:
+        found = int(value)
+    except ValueError:
+        raise _damaged("block of numbers", "it is no number") from None
+    return [at * BLOCK + i for i in range(BLOCK) if found >> i & 1]
+
+
+def open_entry(row: CallRow | PauseRow) -> bytes:
+    """What ``open`` or ``asks`` has of a row; empty if it is settled."""
+    letter = (_LETTERS if isinstance(row, CallRow) else _ASKED).get(row.status)
+    return b"" if letter is None else b";%s%d/%d/%d" % (letter.encode(), row.no, row.line, row.step)
+
+
+_OPENED = re.compile(rb";([a-z])(\d+)/(\d+)/(\d+)")
+
+
+def opened(value: bytes | None) -> list[tuple[str, int, int, int]]:
+    """Letter, number, line and step of each entry of ``open`` or ``asks``."""
+    return [(m[1].decode(), int(m[2]), int(m[3]), int(m[4])) for m in _OPENED.finditer(value or b"")]
+
+
+# -- rows
+
+_getters = {names: attrgetter(*names) for names in (HEADER, CALL, PAUSE)}
+_PADDING = 16
+
+
+def _encoded(row: Any, names: tuple[str, ...]) -> bytes:
+    values = [*_getters[names](row)]
+    values += [None] * (_PADDING - len(values))
+    return pack(values)
+
+
+def encoded_header(row: CheckpointRow) -> bytes:
+    return _encoded(row, HEADER)
+
+
+def encoded_call(row: CallRow) -> bytes:
+    return _encoded(row, CALL)
+
+
+def encoded_pause(row: PauseRow) -> bytes:
+    return _encoded(row, PAUSE)
+
+
+def _maker(cls: type[Row], names: tuple[str, ...], number: str) -> Callable[[int, bytes], Row]:
+    """What makes a row of its number and value. One whose values are of other classes becomes one whose seal is broken."""
+    fits = fitting(cls, names)
+    at = names.index(number)
+    sealed_at = names.index("seal")
+
+    def make(no: int, value: bytes) -> Row:
+        found = tuple(_array(value, max(len(names), _PADDING), f"row of {cls.__name__} {no}")[: len(names)])
+        if not fits(found):
+            return torn(cls, names, found[:at] + (no,) + found[at + 1 :])
+        if found[at] != no:  # its number is that of its field: a listing goes on from it
+            found = found[:at] + (no,) + found[at + 1 :]
+            found = found[:sealed_at] + (b"",) + found[sealed_at + 1 :]
+        return cls(**dict(zip(names, found, strict=True)))
+
+    return make
+
+
+header = _maker(CheckpointRow, HEADER, "seq")
+call = _maker(CallRow, CALL, "no")
+pause = _maker(PauseRow, PAUSE, "no")
+
+
+def checkpoint(seq: int, top: bytes, below: bytes | None) -> CheckpointRow:
+    """The whole row, of its ``h:`` and ``r:`` fields. Damaged if the latter is missing."""
+    row = header(seq, top)
+    if below is None:
+        raise _damaged(f"checkpoint {seq}", "its root is missing")
+    _, refs, root = obj(b"", below)
+    return msgspec.structs.replace(row, root=root, refs=refs)
+
+
+def _array(value: bytes, length: int, what: str) -> list[Any]:
+    try:
+        found = _unpack(value)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _damaged(what, str(error)) from None
+    if type(found) is not list or len(found) != length:
+        raise _damaged(what, "it has another shape")
+    return found
+
+
+def _damaged(what: str, why: str) -> Damaged:
+    return Damaged(
+        f"a value of the store ({what}) is damaged",
+        why,
+        "See what is left with safepoint verify; restore the store from a backup, or repair it into another one.",
+    )
