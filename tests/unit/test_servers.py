@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from tests.support import servers
+from tests.support.daemons import is_gone, remove_abandoned
 from tests.support.paths import ROOT
 from tests.support.servers import Postgres, Redis
 
@@ -159,7 +160,7 @@ def test_servers_end_when_the_tests_are_killed():
         assert value(f"postgresql://postgres@/postgres?host={pg_folder}", "SELECT 1") == 1
         tests.send_signal(signal.SIGKILL)
     end = time.monotonic() + 20
-    while not (servers._is_gone(int(pg_pid)) and servers._is_gone(int(valkey_pid))):
+    while not (is_gone(int(pg_pid)) and is_gone(int(valkey_pid))):
         assert time.monotonic() < end, "a server has outlived the tests"
         time.sleep(0.01)
     # The next that starts one clears up.
@@ -170,7 +171,7 @@ def test_servers_end_when_the_tests_are_killed():
 
 def test_the_folder_of_a_living_server_is_let_be(postgres, valkey):
     for where in ("/tmp", str(valkey.folder.parent)):
-        servers._remove_abandoned(where)
+        remove_abandoned(where)
     assert Path(postgres.socket_path).exists()
     assert Path(valkey.socket_path).exists()
 
