@@ -1,0 +1,365 @@
+"""Requests to PostgreSQL: on which connection, how often, and what is said if there is no answer.
+
+Each connection is in autocommit, and nothing of a session is relied upon: no prepared statements, no settings that outlive a
+transaction. So a pooler that lends server connections for a transaction at a time may lie in between. What is asked for is one
+statement, or one transaction that ``read`` or ``write`` begins and ends.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import parse_qsl, quote
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from safepoint.errors import SafepointError, Unavailable, UsageError
+from safepoint.stores.postgres import schema as schemas
+from safepoint.stores.postgres.errors import is_lost, may_pass, refused_login, translate
+from safepoint.stores.postgres.link import LateError, Link
+from safepoint.stores.postgres.pool import Pool
+from safepoint.stores.url import redact
+
+__all__ = ["CommitFailed", "Database", "statements"]
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+
+FIRST = 0.6
+"""The part of ``timeout`` that a first try gets: what is left is for asking again on another connection."""
+
+
+@cache
+def statements(name: str) -> dict[str, str]:
+    """The statements of a file in sql/, by the names in their ``-- name:`` lines; ``{s}`` stands for the schema."""
+    text = (resources.files("safepoint.stores") / "sql" / f"{name}.sql").read_text(encoding="utf-8")
+    found = {}
+    for part in text.split("-- name:")[1:]:
+        key, _, statement = part.partition("\n")
+        lines = [line.partition("--")[0] for line in statement.splitlines()]
+        found[key.strip()] = " ".join(" ".join(lines).split()).removesuffix(";")
+    return found
+
+
+class CommitFailed(Exception):
+    """An error came out of COMMIT: whether the transaction landed is not known. ``cause`` says what was heard."""
+
+    refused = False
+    """The server itself has said that it was rolled back."""
+
+    def __init__(self, cause: SafepointError) -> None:
+        super().__init__(cause)
+        self.cause = cause
+
+
+class _Failure(NamedTuple):
+    """What a try ended with."""
+
+    error: SafepointError
+    may_pass: bool
+    sent: bool
+    """Whether it may have been done all the same."""
+
+
+class Database:
+    """The requests of one store.
+
+    Args:
+        own: Names in the URL's query that are the store's, and not libpq's.
+    """
+
+    def __init__(self, url: str, *, own: Sequence[str], timeout: float, pool: int, schema: str, sync: bool) -> None:
+        self.url = redact(url)
+        self.timeout = timeout
+        self.schema = schema
+        self.sync = sync
+        self._info = _conninfo(url, own)
+        self._ready = False
+        self._pool = Pool(self._connect, pool)
+        self._quoted = '"' + schema.replace('"', '""') + '"'
+        self._sql: dict[str, dict[str, str]] = {}
+
+    def sql(self, file: str) -> dict[str, str]:
+        """The statements of a file, with the schema in them; ``%`` is doubled for psycopg where it is meant."""
+        found = self._sql.get(file)
+        if found is None:
+            found = self._sql[file] = {name: text.format(s=self._quoted) for name, text in statements(file).items()}
+        return found
+
+    @property
+    def closed(self) -> bool:
+        return self._pool.closed
+
+    def close(self) -> None:
+        self._pool.close()
+
+    # -- what a store asks for
+
+    def ask(self, statement: str, values: Sequence[Any] = (), *, facts: Mapping[str, Any] | None = None) -> list[Row]:
+        """One statement, a transaction of its own, repeated until there is an answer.
+
+        Args:
+            facts: For one that writes, and may be repeated without harm: what is told in ``details``, with ``unknown=True``, if
+                it may have been done.
+        """
+        return self.repeat(lambda link: run(link, statement, values), facts)
+
+    def read(self, fn: Callable[[Link], T]) -> T:
+        """``fn(link)`` in one snapshot; it changes nothing, so it may be run again."""
+
+        def once(link: Link) -> T:
+            link.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            try:
+                answer = fn(link)
+            finally:
+                self._end(link, "ROLLBACK")
+            return answer
+
+        return self.repeat(once)
+
+    def write(
+        self, fn: Callable[[Link], T], *, again: bool = False, sync: bool = True, facts: Mapping[str, Any] | None = None
+    ) -> T:
+        """``fn(link)`` in one transaction at READ COMMITTED. It may be run more than once, each time on what there is then.
+
+        Args:
+            again: Doing all of it twice is doing it once; so it is repeated also when COMMIT did not answer.
+            facts: What is told in ``details`` if it may have been done.
+        Raises:
+            CommitFailed: unless ``again``: COMMIT did not answer.
+        """
+
+        def once(link: Link) -> T:
+            self.begin(link, sync)
+            try:
+                answer = fn(link)
+            except BaseException:
+                self._end(link, "ROLLBACK")
+                raise
+            self.commit(link)
+            return answer
+
+        if again:
+            return self.repeat(once, facts or {})
+        return self.repeat(once)
+
+    def begin(self, link: Link, sync: bool, *, wait: bool = True) -> None:
+        """Begin a transaction whose locks are waited for no longer than its answers."""
+        milliseconds = self.patience(link) if wait else 0
+        weak = "" if sync and self.sync else "; SET LOCAL synchronous_commit = off"
+        link.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL lock_timeout = {milliseconds}{weak}")
+
+    def commit(self, link: Link) -> None:
+        """COMMIT, and whatever goes wrong with it is a CommitFailed."""
+        try:
+            status = link.execute("COMMIT").statusmessage
+        except psycopg.Error as error:
+            link.drop()
+            failed = CommitFailed(self.translate(error))
+            # The server's own word that it was rolled back is one: constraint checks and serialization at COMMIT.
+            failed.refused = error.sqlstate is not None and not is_lost(error)
+            raise failed from error
+        if status != "COMMIT":  # an error inside was swallowed
+            raise Unavailable("a transaction was rolled back at its end", "a statement in it had failed", "Do it again.")
+
+    def patience(self, link: Link) -> int:
+        """Milliseconds for which the server may wait for locks: a little less than we wait for its answer."""
+        left = self.timeout if link.end is None else link.end - time.monotonic()
+        return max(1, int(left * 900))
+
+    def translate(self, error: psycopg.Error) -> SafepointError:
+        return translate(error, self.url, self.schema)
+
+    # -- trying
+
+    def repeat(self, fn: Callable[[Link], T], facts: Mapping[str, Any] | None = None) -> T:
+        """Run ``fn`` on a connection, and on others after it, until it answers or ``timeout`` has passed.
+
+        Args:
+            facts: ``fn`` writes, and repeating it is harmless: if a try may have been done and no later one answered, Unavailable
+                says so with these in its details. None: it reads, or what it wrote is rolled back where it failed.
+        """
+        start = time.monotonic()
+        end = start + self.timeout
+        sent = False
+        pause = 0.01
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                with self.lend(start + self.timeout * FIRST if tries == 1 else end) as link:
+                    return fn(link)
+            except CommitFailed as failed:
+                if failed.refused:
+                    failure = _Failure(failed.cause, True, False)
+                elif facts is None:
+                    raise
+                else:
+                    failure = _Failure(failed.cause, True, True)
+            except _Unsent as unsent:
+                failure = _Failure(unsent.cause, unsent.may_pass, False)
+            except psycopg.Error as error:
+                failure = _Failure(self.translate(error), may_pass(error), is_lost(error))
+            sent = sent or (failure.sent and facts is not None)
+            pause = min(pause * 2, 0.5)
+            rest = pause * random.uniform(0.5, 1.0)
+            if not failure.may_pass or time.monotonic() + rest >= end:
+                raise _unknown(failure.error, facts) if sent and facts is not None else failure.error
+            time.sleep(rest)
+
+    @contextmanager
+    def lend(self, end: float) -> Iterator[Link]:
+        """A connection of the pool until ``end``. What goes wrong before it is there is _Unsent."""
+        try:
+            link = self._pool.take(end)
+        except Unavailable as error:
+            raise _Unsent(error, may_pass=False) from None
+        except psycopg.Error as error:
+            raise _Unsent(self.translate(error), may_pass=not refused_login(error)) from error
+        try:
+            link.end = end
+            yield link
+        finally:
+            self._pool.give(link)
+
+    def _end(self, link: Link, how: str) -> None:
+        """After an error: the connection is of use only if it can be brought out of its transaction."""
+        try:
+            if not link.closed:
+                link.execute(how)
+        except psycopg.Error:
+            link.drop()
+
+    # -- connecting
+
+    def _connect(self, end: float) -> Link:
+        """A new connection, and at the first the tables behind it."""
+        link = self.open(end)
+        try:
+            if not self._ready:
+                link.end = end
+                schemas.prepare(link, self.schema, self._quoted, self.url)
+                self._ready = True
+        except BaseException:
+            link.drop()
+            raise
+        return link
+
+    def open(self, end: float) -> Link:
+        """A connection outside the pool, that the caller closes.
+
+        Opened by a thread of its own: looking up a host's name cannot be interrupted, and may take a minute.
+        """
+        opened: list[Link] = []
+        failed: list[BaseException] = []
+        lock, done = threading.Lock(), threading.Event()
+        given_up = False
+
+        def connect() -> None:
+            try:
+                link = Link.connect(self._info, autocommit=True, prepare_threshold=None, **self._own_parameters(end))
+                with lock:
+                    if given_up:
+                        link.drop()
+                    else:
+                        opened.append(link)
+            except BaseException as error:
+                failed.append(error)
+            done.set()
+
+        try:
+            threading.Thread(target=connect, name="safepoint-connect", daemon=True).start()
+        except RuntimeError:  # the interpreter is ending, and starts no more threads
+            connect()
+        try:
+            done.wait(max(0.0, end - time.monotonic()))
+        finally:
+            with lock:
+                if not opened:
+                    given_up = True
+        if failed:
+            raise failed[0]
+        if not opened:
+            raise LateError("no connection came about in time")
+        return opened[0]
+
+    def _own_parameters(self, end: float) -> dict[str, Any]:
+        given = conninfo_to_dict(self._info)
+        mine: dict[str, Any] = {
+            "connect_timeout": max(2, math.ceil(end - time.monotonic())),
+            "tcp_user_timeout": max(1000, int(self.timeout * 1000)),
+            "keepalives": 1,
+            "keepalives_idle": 30,
+            "keepalives_interval": 5,
+            "keepalives_count": 3,
+            "application_name": f"safepoint {os.getpid()}",
+        }
+        return {**{name: value for name, value in mine.items() if name not in given}, "client_encoding": "utf8"}
+
+
+class _Unsent(Exception):
+    """No connection could be had: nothing was sent."""
+
+    def __init__(self, cause: SafepointError, may_pass: bool) -> None:
+        super().__init__(cause)
+        self.cause = cause
+        self.may_pass = may_pass
+
+
+def run(link: Link, statement: str, values: Sequence[Any] = ()) -> list[Row]:
+    """One statement and its rows, which come in binary."""
+    cursor = link.execute(statement, values or None, binary=True)
+    return cursor.fetchall() if cursor.description else []
+
+
+def _unknown(error: SafepointError, facts: Mapping[str, Any]) -> Unavailable:
+    what = f"whether the last write to task {facts['task']!r} landed is not known" if "task" in facts else error.what
+    remedy = "Read the task again once the store answers." if "task" in facts else "Do it again."
+    if facts.get("id"):
+        remedy = f"Do it again, or ask for id {facts['id']!r}, once the store answers."
+    return Unavailable(what, f"{error.what}: {error.why}", remedy, **facts, unknown=True)
+
+
+def _conninfo(url: str, own: Sequence[str]) -> str:
+    """The URL as libpq takes it: without what in its query is the store's."""
+    _, _, rest = url.partition("://")
+    place, _, query = rest.partition("?")
+    kept = [(name, text) for name, text in parse_qsl(query, keep_blank_values=True) if name not in own]
+    info = f"postgresql://{place}"
+    if kept:
+        info += "?" + "&".join(f"{quote(name, safe='')}={quote(text, safe='')}" for name, text in kept)
+    try:
+        conninfo_to_dict(info)
+    except psycopg.Error as error:
+        names = [name for name, _ in kept if _is_unknown(name)]
+        if names:
+            raise UsageError(
+                f"unknown option {names[0]!r} for {redact(url).partition('?')[0]!r}",
+                f"it is neither one of libpq's nor one of {', '.join(sorted(own))}",
+                "Correct it.",
+            ) from None
+        raise UsageError(f"{redact(url)!r} is no URL of a PostgreSQL database", _said(error), "Correct it.") from None
+    return info
+
+
+def _is_unknown(name: str) -> bool:
+    try:
+        conninfo_to_dict(f"postgresql:///?{quote(name, safe='')}=1")
+    except psycopg.Error:
+        return True
+    return False
+
+
+def _said(error: psycopg.Error) -> str:
+    # It may quote the URL, and with that a password.
+    said = str(error).strip()
+    return said if "@" not in said and "passw" not in said else "libpq cannot read it"

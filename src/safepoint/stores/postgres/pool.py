@@ -1,0 +1,146 @@
+"""The connections of one store in this process: opened when they are needed, kept for the next, made anew after a fork.
+
+Small and our own, as three things matter here: why no connection could be had (a wrong password is no full pool), that a forked
+child touches none of its parent's, and that no thread of a pool's has to be there.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from safepoint.errors import Unavailable, UsageError
+from safepoint.stores.forking import each_at_fork
+from safepoint.stores.postgres.link import Link
+
+__all__ = ["Pool"]
+
+IDLE = 240.0
+"""Seconds after which an unused connection is not trusted any more: firewalls forget them without a word."""
+
+_inherited: list[Link] = []
+"""Links of the parent, kept for good: ending one of them in this process would end it for the parent too."""
+
+
+class Pool:
+    """At most ``size`` connections. ``connect`` opens one before a moment of ``time.monotonic``."""
+
+    def __init__(self, connect: Callable[[float], Link], size: int) -> None:
+        self._connect = connect
+        self.size = size
+        self._start_over()
+        self.closed = False
+        each_at_fork(self)
+
+    def _start_over(self) -> None:
+        self._free = threading.Condition()
+        self._idle: list[Link] = []
+        self._all: set[Link] = set()
+        self._count = 0
+
+    def after_fork(self) -> None:
+        links = list(self._all)
+        self._start_over()
+        forget(links)
+
+    def take(self, end: float) -> Link:
+        with self._free:
+            while True:
+                if self.closed:
+                    raise _closed()
+                if self._idle:
+                    link = self._idle.pop()
+                    if self._is_usable(link):
+                        return link
+                    self._discard(link)
+                    continue
+                if self._count < self.size:
+                    self._count += 1
+                    break
+                left = end - time.monotonic()
+                if left <= 0 or not self._free.wait(left):
+                    if self._idle or self._count < self.size:
+                        continue
+                    raise Unavailable(
+                        f"all {self.size} connections of this store are in use",
+                        "none became free in time",
+                        "Open it with a larger pool=, or use fewer threads.",
+                    )
+        try:
+            link = self._connect(end)
+        except BaseException:
+            with self._free:
+                self._count -= 1
+                self._free.notify()
+            raise
+        with self._free:
+            self._all.add(link)
+            if self.closed:
+                self._discard(link)
+                raise _closed()
+        return link
+
+    def give(self, link: Link) -> None:
+        """Take it back; it is closed if it is in the middle of something."""
+        if link.owner != os.getpid():
+            return  # a forked child in the middle of its parent's call
+        link.lent = False
+        with self._free:
+            if link in self._all and link.idle and not self.closed:
+                link.used = time.monotonic()
+                self._idle.append(link)
+            else:
+                self._discard(link)
+            self._free.notify()
+
+    def _is_usable(self, link: Link) -> bool:
+        try:
+            return link.idle and time.monotonic() - link.used < IDLE and link.is_quiet()
+        except OSError:
+            return False
+
+    def _discard(self, link: Link) -> None:
+        if link in self._all:
+            self._all.discard(link)
+            self._count -= 1
+        link.drop()
+
+    def close(self) -> None:
+        """For good. Those that are in use are closed when they come back."""
+        with self._free:
+            self.closed = True
+            while self._idle:
+                self._discard(self._idle.pop())
+            self._free.notify_all()
+
+    def __del__(self) -> None:
+        # Nobody has the store any more: its idle connections must not wait for the garbage collector to be told.
+        for link in self.__dict__.get("_idle", ()):
+            if link.owner == os.getpid():
+                link.drop()
+
+
+def forget(links: list[Link]) -> None:
+    """In a forked child: let go of the sockets that it inherited, without a word to the server.
+
+    A copy of a socket that stays open would keep the parent's session alive after the parent's death, with all that it has locked.
+    Its number stays taken: libpq still knows it.
+    """
+    if not links:
+        return
+    nothing = os.open(os.devnull, os.O_RDWR)
+    try:
+        for link in links:
+            socket: Any = -1 if link.closed else link.pgconn.socket
+            if socket >= 0:
+                os.dup2(nothing, socket, inheritable=False)
+    finally:
+        os.close(nothing)
+    _inherited.extend(links)
+
+
+def _closed() -> UsageError:
+    return UsageError("the store is closed", "", "Open it again.")

@@ -1,0 +1,60 @@
+"""Checkpoints in PostgreSQL, shared by many hosts.
+
+What each rule here prevents was found by trying and is told in docs/stores.md. Writing is in commit, leases in leases, reading in
+read, removing in sweep, whole tasks in whole; requests and connections under all of them in db, link and pool.
+"""
+
+from __future__ import annotations
+
+from safepoint.errors import UsageError
+from safepoint.model import Finding
+from safepoint.stores.base import Durability, Store
+from safepoint.stores.foreseen import Foreseen
+from safepoint.stores.postgres import check
+from safepoint.stores.postgres.db import Database
+from safepoint.stores.postgres.sweep import Removals
+from safepoint.stores.postgres.whole import Whole
+
+__all__ = ["PostgresStore"]
+
+OPTIONS = ("timeout", "durability", "lease", "pool", "schema")
+
+
+class PostgresStore(Removals, Whole, Store):
+    """A store in one schema of a PostgreSQL database.
+
+    Args:
+        url: As libpq takes it; what in its query is this store's own is left out there.
+        lease: Seconds for which a run holds its task after its last sign of life.
+        pool: Connections at most, besides the one that renews leases.
+    """
+
+    persistent = True
+    transactional_tools = True
+    multi_host = True
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float = 10.0,
+        durability: Durability = "full",
+        lease: float = 30.0,
+        pool: int = 10,
+        schema: str = "safepoint",
+    ) -> None:
+        if durability not in {"full", "process"}:
+            raise UsageError(f"durability={durability!r} is unknown", "", "Use 'full' or 'process'.")
+        self._db = Database(url, own=OPTIONS, timeout=timeout, pool=pool, schema=schema, sync=durability == "full")
+        self.url = self._db.url
+        self.timeout = timeout
+        self.durability = durability
+        self._foreseen = Foreseen()
+
+    # -- the store itself
+
+    def check(self) -> list[Finding]:
+        return check.check(self._db)
+
+    def close(self) -> None:
+        self._db.close()

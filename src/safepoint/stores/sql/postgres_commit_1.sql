@@ -1,0 +1,1 @@
+-- The functions behind the writing verbs of the PostgreSQL store, version 1.
