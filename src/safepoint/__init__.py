@@ -44,6 +44,7 @@ from safepoint.errors import (
     Unavailable,
     UsageError,
 )
+from safepoint.holding import Lease
 from safepoint.integrity import Repair
 from safepoint.model import (
     Call,
@@ -106,6 +107,7 @@ __all__ = [
     "ImportReport",
     "InDoubt",
     "InvalidState",
+    "Lease",
     "LeaseHeld",
     "LeaseLost",
     "MergeConflict",

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from safepoint.branching import Journal
     from safepoint.checkpointer import Checkpointer
     from safepoint.doctoring import Doctor
+    from safepoint.holding import Lease
     from safepoint.integrity import Repair
     from safepoint.model import Checkpoint, StoreCleanup
     from safepoint.moving import CopyReport, ExportReport, ImportReport, OnProgress
@@ -107,6 +108,12 @@ class MoreAsyncVerbs:
 
     async def doctor(self, task_id: str) -> Doctor:
         return await self._off(lambda: self.sync.doctor(task_id))
+
+    async def leases(self) -> list[Lease]:
+        return await self._off(self.sync.leases)
+
+    async def release(self, task_id: str) -> Lease | None:
+        return await self._off(lambda: self.sync.release(task_id))
 
     async def close_leftovers(self, task_id: str) -> tuple[tuple[str, str, str], ...]:
         return await self._off(lambda: self.sync.close_leftovers(task_id))

@@ -29,6 +29,7 @@ from safepoint.errors import (
     NotFound,
     UsageError,
 )
+from safepoint.holding import HoldingVerbs
 from safepoint.imaging import numbers_of
 from safepoint.integrity import IntegrityVerbs
 from safepoint.keeping import KeepingVerbs
@@ -149,7 +150,15 @@ def open(
 
 
 class Checkpointer(
-    ListingVerbs, JournalVerbs, KeepingVerbs, BranchVerbs, MovingVerbs, ComparingVerbs, IntegrityVerbs, ResourceVerbs
+    ListingVerbs,
+    JournalVerbs,
+    KeepingVerbs,
+    BranchVerbs,
+    MovingVerbs,
+    ComparingVerbs,
+    IntegrityVerbs,
+    ResourceVerbs,
+    HoldingVerbs,
 ):
     """Saves, loads and lists checkpoints, and opens runs. Thread-safe; usable after a fork on both sides. Made by ``open``."""
 

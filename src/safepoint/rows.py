@@ -249,6 +249,8 @@ class LeaseRow(_Row, frozen=True, kw_only=True):
     """The highest fence whose holder was presumed dead (taken over by force or age), never proven so."""
     live: bool = False
     stopped: bool = False
+    until: int | None = None
+    """When it ends unless it is renewed, in microseconds of the server's clock; None where leases have no clock."""
 
 
 class Grant(_Row, frozen=True):

@@ -120,6 +120,18 @@ def json_ls(run, db):
     assert [t["task_id"] for t in run("ls", "--status", "unfinished")["tasks"]] == ["ready"]
 
 
+def json_release(run, db):
+    assert run("ls", "--leases") == {"leases": []}
+    data = run("release", "kept")
+    assert set(data) == {"task_id", "released", "lease", "next", "plan"}
+    assert (data["task_id"], data["released"], data["lease"], data["plan"]["does"]) == ("kept", False, None, "carry on")
+    subprocess.run([sys.executable, "-c", HOLD.replace("sys.stdin.read()", "os._exit(9)"), f"sqlite:///{db}"], check=False)
+    (lease,) = run("ls", "--leases")["leases"]
+    assert set(lease) == {"task_id", "standing", "fence", "pid", "host", "program", "since", "until", "here"}
+    assert (lease["task_id"], lease["standing"], lease["fence"], lease["until"]) == ("held", "dead", 1, None)
+    assert run("release", "held")["lease"] == lease
+
+
 def json_log(run, db):
     data = run("log", "kept")
     assert [(c["seq"], c["step"], c["label"], c["kind"]) for c in data["checkpoints"]] == [
@@ -392,7 +404,7 @@ def test_ls_shows_reasons_only_where_there_are_some(run, tmp_path):
 
 
 HOLD = """
-import safepoint, sys
+import os, safepoint, sys
 with safepoint.open(sys.argv[1]) as cp, cp.resume("held") as run:
     run.save()
     print("held", flush=True)

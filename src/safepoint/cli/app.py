@@ -74,12 +74,24 @@ def cli() -> None:
 
 @cli.command()
 @click.option("--status", type=click.Choice([*STATUSES, "unfinished"]), help="Only tasks of this status.")
+@click.option("--leases", is_flag=True, help="List who holds which task instead.")
 @common
-def ls(status: str | None) -> None:
+def ls(status: str | None, leases: bool) -> None:
     """List tasks: how each stands, and who holds it.
 
-    "unfinished" are those that a restarted process should take up.
+    "unfinished" are those that a restarted process should take up. With --leases a line for each holder: since when, until when
+    unless it renews, and whether it lives. One that is "dead" or "expired" holds nothing any more: a resume takes the task.
     """
+    if leases:
+        if status is not None:
+            raise UsageError("--leases lists holders, not tasks", "--status chooses tasks", "Leave out one of them.")
+        with opened() as cp:
+            holders = [facts.lease(lease) for lease in cp.leases()]
+        if as_json():
+            Screen().json({"leases": holders})
+        else:
+            views.leases(Screen(), holders)
+        return
     with opened() as cp:
         tasks = [facts.task(info) for info in cp.tasks(status=status)]
     if as_json():

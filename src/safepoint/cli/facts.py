@@ -10,12 +10,14 @@ from safepoint.codec import masked, states, to_json
 from safepoint.codec.registry import Registry
 from safepoint.codec.states import Control
 from safepoint.errors import SafepointError
+from safepoint.holding import Lease
 from safepoint.model import Checkpoint, Finding, Metrics, Obj, Pause, TaskInfo
 from safepoint.rows import CallRow, CheckpointRow
 from safepoint.rules.planning import Plan
 from safepoint.steps import book_of
+from safepoint.stores import holder
 
-__all__ = ["call", "checkpoint", "damaged", "error", "finding", "header", "pause", "plan", "task"]
+__all__ = ["call", "checkpoint", "damaged", "error", "finding", "header", "lease", "pause", "plan", "task"]
 
 Facts = dict[str, Any]
 _NO_CLASSES = Registry()
@@ -37,6 +39,20 @@ def task(info: TaskInfo) -> Facts:
         "created_at": iso(info.created_at),
         "updated_at": iso(info.updated_at),
         "holder": _plain(info.holder),
+    }
+
+
+def lease(found: Lease) -> Facts:
+    return {
+        "task_id": found.task_id,
+        "standing": found.standing,
+        "fence": found.fence,
+        "pid": _plain(found.holder.get("pid")),
+        "host": _plain(found.holder.get("host")),
+        "program": _plain(found.holder.get("program")),
+        "since": iso(found.since),
+        "until": iso(found.until),
+        "here": holder.is_local(dict(found.holder)),
     }
 
 

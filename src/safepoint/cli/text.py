@@ -84,7 +84,7 @@ _IN_SHELL = (
     (re.compile(r"\b([Ss])ee pauses\(\)"), r"\1ee `safepoint pauses`"),
     (
         re.compile(r"; steal=True takes the task from it(?: by force)?"),
-        "; a program that resumes the task can take it by force",
+        "; `safepoint release` takes the task from it by force",
     ),
     (re.compile(r"skip_damaged=True leaves"), "--skip-damaged leaves"),
     (re.compile(r"Give it another name: import_\(…, task_id=…\)"), "Give it another name: --as NAME"),

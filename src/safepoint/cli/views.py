@@ -72,6 +72,52 @@ def tasks(screen: Screen, found: list[Facts]) -> None:
     )
 
 
+def who(lease: Facts) -> str:
+    """A holder in a sentence."""
+    program = f" ({name(str(lease['program']))})" if lease["program"] else ""
+    return f"pid {lease['pid'] or '?'} on {name(str(lease['host'] or '?'))}{program}"
+
+
+def leases(screen: Screen, found: list[Facts]) -> None:
+    if not found:
+        screen.line("no leases")
+        return
+    clocked = any(lease["until"] for lease in found)
+    screen.table(
+        [
+            Column("task", fold=True), Column("standing"), Column("pid", right=True), Column("host"), Column("program", fold=True),
+            Column("since"), *([Column("until")] if clocked else []), Column("fence", right=True),
+        ],
+        [
+            (
+                name(lease["task_id"]),
+                Styled(lease["standing"], _STANDINGS[lease["standing"]]),
+                str(lease["pid"] or "?"),
+                name(str(lease["host"] or "?")),
+                name(str(lease["program"] or "")),
+                _when(lease["since"], short=screen.terminal),
+                *([_when(lease["until"], short=screen.terminal)] if clocked else []),
+                str(lease["fence"]),
+            )
+            for lease in found
+        ],
+    )  # fmt: skip
+
+
+_STANDINGS = {"live": "green", "stopped": "yellow", "dead": "dim", "expired": "dim"}
+
+
+def held(task: str, lease: Facts) -> None:
+    """What somebody has to know before they take a task from its holder; on stderr, where the question is asked."""
+    until = f", until {_when(lease['until'])} unless it renews" if lease["until"] else ""
+    _note(f"{who(lease)} holds {name(task)} since {_when(lease['since'])}{until}, and is {lease['standing']}")
+    _note(
+        "By force it is presumed dead: it can write nothing more, but a call that it is in the middle of may still take effect."
+    )
+    if lease["here"]:
+        _note(f"To end it is better, its death is proven then and the task is free: kill -9 {lease['pid']}")
+
+
 def log(screen: Screen, task: str, found: list[Facts], older: bool) -> None:
     if not found:
         screen.line("no checkpoints")
