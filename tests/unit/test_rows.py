@@ -23,7 +23,10 @@ from safepoint.rows import (
     PauseRow,
     PauseWrite,
     TaskRow,
+    all_fit,
+    fitting,
     replace,
+    torn,
 )
 from safepoint.stores.sqlite import _Look
 
@@ -118,3 +121,28 @@ def test_a_seal_is_over_every_field_and_the_task(cls):
             other = not value
         with pytest.raises(Damaged):
             replace(row, **{f.name: other}).check("task", "row")
+
+
+def test_a_row_with_a_value_of_another_class_fits_no_more_and_has_no_seal():
+    names = tuple(f.name for f in fields(CheckpointRow))
+    row = filled(CheckpointRow, "x").sealed("task")
+    found = tuple(getattr(row, name) for name in names)
+    assert fitting(CheckpointRow, names)(found)
+    assert all_fit(CheckpointRow, names, [found, found])
+    assert all_fit(CheckpointRow, names, [])
+    assert not fitting(CheckpointRow, names)(found[:-1])
+    for i, name in enumerate(names):
+        for other in (0.5, float("nan"), [], object()):
+            wrong = (*found[:i], other, *found[i + 1 :])
+            assert not fitting(CheckpointRow, names)(wrong), (name, other)
+            assert not all_fit(CheckpointRow, names, [found, wrong])
+            made = torn(CheckpointRow, names, wrong)
+            assert fitting(CheckpointRow, names)(tuple(getattr(made, n) for n in names))
+            with pytest.raises(Damaged):
+                made.check("task", "row")
+            if name not in CheckpointRow.UNSEALED - {"seal"}:
+                with pytest.raises(Damaged):
+                    replace(row, **{name: other}).check("task", "row")
+    assert fitting(CheckpointRow, ("pinned",))((1,)), "a store keeps a truth value as a number"
+    at = names.index("pinned")
+    assert torn(CheckpointRow, names, (*found[:at], "no", *found[at + 1 :])).pinned is True

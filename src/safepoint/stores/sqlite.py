@@ -258,14 +258,14 @@ class SQLiteStore(Leases, Reads, Removals, Whole, Mends, Store):
         if not found:
             return None
         lease = conn.rows(self._sql["look_lease"], found[0][:1])
-        return _Look._make(found[0] + (lease[0] if lease else _NO_LEASE))
+        return sqlite_rows.plain(_Look, found[0] + (lease[0] if lease else _NO_LEASE))
 
     def _write(self, conn: Connection, look: _Look, commit: Commit, stage: _Stage | None) -> Committed:
         """The contract's steps in their order, inside the caller's transaction."""
         new, n, task, put = commit.checkpoint, look.n, commit.task, conn.execute
         at = None
         if new is not None and (found := conn.rows(self._sql["look_branch"], (n, new.space, new.branch))):
-            at = Head._make(found[0])
+            at = sqlite_rows.plain(Head, found[0])
         try:
             if commit.guard is not None:
                 self._check_guard(task, commit.guard, look)
@@ -277,7 +277,7 @@ class SQLiteStore(Leases, Reads, Removals, Whole, Mends, Store):
                 raise refusals.moved(commit, at)
             if commit.at_head:
                 found = conn.rows(self._sql["look_branch"], (n, "", look.branch))
-                if (head := Head._make(found[0]) if found else None) != commit.stands_on:
+                if (head := sqlite_rows.plain(Head, found[0]) if found else None) != commit.stands_on:
                     raise refusals.not_at_head(commit, look.branch, head)
             if (on := commit.stands_on) is not None and conn.rows(self._sql["id_at"], (key(n, on.seq),)) != [(on.id,)]:
                 raise refusals.gone(task, on)

@@ -21,7 +21,7 @@ from safepoint.rows import Pruned
 from safepoint.rules import retention
 from safepoint.stores.oslock import LockFile
 from safepoint.stores.sqlite_db import Connection, Database, sql
-from safepoint.stores.sqlite_rows import key, names
+from safepoint.stores.sqlite_rows import all_plain, key, names
 
 __all__ = ["CallBase", "PauseBase", "all_calls", "live_fence", "prune"]
 
@@ -51,6 +51,16 @@ class PauseBase(NamedTuple):
     status: str
 
 
+class Stood(NamedTuple):
+    """A branch, with what it stands on."""
+
+    head_seq: int
+    forked_from: int | None
+    line: int
+    step: int
+    current: int
+
+
 class _Changed(Exception):
     """What was found out without the lock does not hold any more."""
 
@@ -71,7 +81,7 @@ class _Found(NamedTuple):
 
 def all_calls(conn: Connection, n: int) -> list[CallBase]:
     """The calls of a task. A damaged page may lose some without a word, and with them what they keep: so they are counted."""
-    calls = [CallBase._make(row) for row in conn.rows(sql("sqlite_sweep")["call_bases"], (n,))]
+    calls = all_plain(CallBase, conn.rows(sql("sqlite_sweep")["call_bases"], (n,)))
     count = conn.rows("SELECT calls FROM sp_tasks WHERE n = ?", (n,))
     if count and count[0][0] is not None and count[0][0] != len(calls):
         raise Damaged(
@@ -80,6 +90,14 @@ def all_calls(conn: Connection, n: int) -> list[CallBase]:
             "Nothing was deleted. See `safepoint verify`.",
         )
     return calls
+
+
+def all_branches(conn: Connection, n: int) -> list[Stood]:
+    return all_plain(Stood, conn.rows(sql("sqlite_sweep")["branches"], (n,)))
+
+
+def all_pauses(conn: Connection, n: int) -> list[PauseBase]:
+    return all_plain(PauseBase, conn.rows(sql("sqlite_sweep")["pauses"], (n,)))
 
 
 def live_fence(conn: Connection, locks: LockFile, n: int) -> int | None:
@@ -146,12 +164,11 @@ def _begins(branches: list[Any]) -> dict[int, int]:
 
 
 def _look(db: Database, locks: LockFile, n: int, wanted: set[int], space: str) -> _Found:
-    st = sql("sqlite_sweep")
     with db.reading() as conn:
         counters = conn.rows("SELECT next_call, next_pause FROM sp_tasks WHERE n = ?", (n,))
-        branches = conn.rows(st["branches"], (n,))
+        branches = all_branches(conn, n)
         calls = all_calls(conn, n)
-        pauses = [PauseBase._make(row) for row in conn.rows(st["pauses"], (n,))]
+        pauses = all_pauses(conn, n)
         live = live_fence(conn, locks, n)
     if not counters:
         return _Found({}, None, 0, 0, [], {}, {})
@@ -208,7 +225,7 @@ def _drop_rows(
 ) -> tuple[list[int], int, int]:
     st = sql("sqlite_sweep")
     with db.writing(False) as conn:
-        branches = conn.rows(st["branches"], (n,))
+        branches = all_branches(conn, n)
         for line, step in _begins(branches).items():
             if step < found.begins.get(line, step + 1):
                 raise _Changed  # a head came back to where calls are needed again, or a line has one that had none

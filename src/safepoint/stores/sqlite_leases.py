@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from safepoint import _probe
 from safepoint.errors import SafepointError, Unavailable
@@ -19,6 +19,7 @@ from safepoint.stores import holder as people
 from safepoint.stores import refusals
 from safepoint.stores.oslock import Claim, LockFile
 from safepoint.stores.sqlite_db import CommitFailed, Connection, Database, sql
+from safepoint.stores.sqlite_rows import plain
 from safepoint.stores.sqlite_schema import branch_sum
 from safepoint.stores.sqlite_witness import Watched
 from safepoint.stores.witness import Slot
@@ -39,6 +40,25 @@ class Claimed(Protocol):
     def locks(self) -> str | None: ...
     @property
     def state(self) -> str | None: ...
+
+
+class _Standing(NamedTuple):
+    """Who has or had a task."""
+
+    fence: int
+    token: str
+    lease_id: int
+    locks: str | None
+    state: str
+    holder: bytes
+    acquired_at: int
+    presumed: int
+
+    def __repr__(self) -> str:
+        return f"<_Standing fence={self.fence}>"  # the token is nobody else's affair
+
+
+_NONE = _Standing(0, "", 0, None, "", b"", 0, 0)
 
 
 class Leases(Watched):
@@ -68,6 +88,8 @@ class Leases(Watched):
         holder: bytes | None,
         acquired_at: int | None,
     ) -> None:
+        if state == "held" and lease_id is not None and type(lease_id) is not int:
+            raise self._unsound(task, "the row of its lease has values of other types")
         if state == "held" and lease_id is not None and self._locks.is_held(lease_id, locks):
             raise people.lease_held(task, holder or b"", acquired_at or 0)
 
@@ -102,9 +124,11 @@ class Leases(Watched):
             found = [(n, *[None] * 8)]
         else:
             self._refuse_older(conn, found[0][0], task, *found[0][9:])
-        n, fence, _token, lease_id, locks, state, old, since, presumed = found[0][:9]
+        n, given = found[0][0], found[0][1:9]
+        before = _NONE if given == (None,) * 8 else plain(_Standing, given)
+        fence, _token, lease_id, locks, state, old, since, presumed = before
         held = self._locks.is_held(lease_id, locks) if state == "held" else False
-        if state is None:
+        if before is _NONE:
             # A receiver may have seen the fences of a deleted task of this name.
             previous, fence, presumed = "", conn.rows(self._sql["fence_floor"])[0][0], 0
         elif state == "released":

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from safepoint.errors import Damaged
 from safepoint.model import Obj
-from safepoint.rows import BranchRow, CallRow, CheckpointRow, Guard, LeaseRow, PauseRow, TaskRow
+from safepoint.rows import BranchRow, CallRow, CheckpointRow, Guard, Head, LeaseRow, PauseRow, TaskRow
 from safepoint.stores import holder as people
 from safepoint.stores import sqlite_rows
 from safepoint.stores.sqlite_db import Connection
@@ -22,6 +22,24 @@ if TYPE_CHECKING:
     from safepoint.stores.sqlite_db import Database
 
 MOST = (1 << 32) - 1
+
+
+class _Number(NamedTuple):
+    seq: int
+
+
+class _Lease(NamedTuple):
+    fence: int
+    token: str
+    lease_id: int
+    locks: str | None
+    state: str
+    holder: bytes
+    acquired_at: int
+    presumed: int
+
+    def __repr__(self) -> str:
+        return f"<_Lease fence={self.fence}>"  # the token is nobody else's affair
 
 
 class Reads(Watched):
@@ -100,7 +118,7 @@ class Reads(Watched):
                     raise self._unsound(task, "an id is missing in its index")
                 self._refuse_missing(conn, at)
                 return None
-            number = found[0][0]
+            (number,) = sqlite_rows.plain(_Number, found[0])
         elif number is None:
             found = conn.rows(reads()["head"], (n, space, at.branch if branch is None else branch))
             if not found:
@@ -109,7 +127,7 @@ class Reads(Watched):
                 if conn.rows(reads()["of_branch"], (n, space, wanted)):
                     raise self._unsound(task, "a head of its branches is missing")
                 return None
-            number, head = found[0]
+            number, head = sqlite_rows.plain(Head, found[0])
         found = conn.rows(sqlite_rows.GET_CHECKPOINT, (key(n, number),))
         if not found:
             if seq is None:
@@ -202,7 +220,7 @@ class Reads(Watched):
             found = conn.rows(reads()["lease"], (task,))
         if not found:
             return None
-        fence, token, lease_id, locks, state, holder, acquired_at, presumed = found[0]
+        fence, token, lease_id, locks, state, holder, acquired_at, presumed = sqlite_rows.plain(_Lease, found[0])
         live = state == "held" and self._locks.is_held(lease_id, locks) is True
         return LeaseRow(
             task=task,
@@ -220,7 +238,10 @@ class Reads(Watched):
     def holds(self, task: str, guard: Guard) -> bool:
         with self._db.reading() as conn:
             found = conn.rows(reads()["lease"], (task,))
-        return bool(found) and found[0][:2] == guard and found[0][4] == "held" and bool(self._locks.is_held(*found[0][2:4]))
+        if not found:
+            return False
+        row = sqlite_rows.plain(_Lease, found[0])
+        return row[:2] == guard and row.state == "held" and bool(self._locks.is_held(row.lease_id, row.locks))
 
 
 def _closure(conn: Connection, n: int, roots: Iterable[bytes]) -> dict[bytes, Obj]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import cache
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from safepoint.errors import Damaged
-from safepoint.rows import BranchRow, CallRow, CheckpointRow, Head, PauseRow, TaskRow, replace
+from safepoint.rows import BranchRow, CallRow, CheckpointRow, Head, PauseRow, TaskRow, all_fit, fitting, replace, torn
 from safepoint.stores.sqlite_db import sql
 
 CHECKPOINT = (
@@ -27,9 +27,15 @@ PAUSE = (
 )  # fmt: skip
 
 
+MOST = (1 << 32) - 1
+
 _getters: dict[tuple[str, ...], Any] = {names: attrgetter(*names) for names in (CHECKPOINT, CALL, PAUSE)}
 
 Row = TypeVar("Row", CheckpointRow, CallRow, PauseRow)
+Plain = TypeVar("Plain", bound=tuple[Any, ...])
+
+# A header's number is that of its key: the one in its column may be damaged, and a listing goes on from it. Then it has no seal.
+_HEADER = ", ".join({"seq": f"k & {MOST}", "seal": f"iif(seq IS k & {MOST}, seal, x'')"}.get(name, name) for name in HEADER)
 
 
 def _insert(table: str, names: tuple[str, ...]) -> str:
@@ -48,8 +54,7 @@ GET_PAUSES = f"SELECT {', '.join(PAUSE)} FROM sp_pauses WHERE k BETWEEN ?1 << 32
 @cache
 def reads() -> dict[str, str]:
     return {
-        name: text.replace("{call}", ", ".join(CALL)).replace("{header}", ", ".join(HEADER))
-        for name, text in sql("sqlite_read").items()
+        name: text.replace("{call}", ", ".join(CALL)).replace("{header}", _HEADER) for name, text in sql("sqlite_read").items()
     }
 
 
@@ -64,9 +69,14 @@ def values(n: int, number: int, row: Any, names: tuple[str, ...]) -> tuple[Any, 
 
 
 def _maker(cls: type[Row], names: tuple[str, ...], flags: tuple[str, ...]) -> Callable[[tuple[Any, ...]], Row]:
-    """What makes a row of its columns."""
+    """What makes a row of its columns. One whose values are of other classes becomes one whose seal is broken."""
+    fits = fitting(cls, names)
 
     def make(found: tuple[Any, ...]) -> Row:
+        if not fits(found):
+            if type(found[0]) is not int:  # its number: all else goes by that
+                raise _damaged(cls.__name__)
+            return torn(cls, names, found)
         given = dict(zip(names, found, strict=True))
         for flag in flags:
             given[flag] = bool(given[flag])
@@ -87,12 +97,68 @@ def sealed(task: str, row: Row, **changes: Any) -> Row:
     return copy
 
 
+def plain(cls: type[Plain], found: tuple[Any, ...]) -> Plain:
+    """A NamedTuple of columns that no seal covers. Damaged if one of them is of another class."""
+    if not fitting(cls, cls._fields)(found):  # type: ignore[attr-defined]
+        raise _damaged(cls.__name__.strip("_"))
+    return tuple.__new__(cls, found)
+
+
+def all_plain(cls: type[Plain], rows: list[Any]) -> list[Plain]:
+    """As ``plain``, of many."""
+    if not all_fit(cls, cls._fields, rows):  # type: ignore[attr-defined]
+        raise _damaged(cls.__name__.strip("_"))
+    return [tuple.__new__(cls, row) for row in rows]
+
+
+def _damaged(what: str) -> Damaged:
+    return Damaged(
+        f"a row of the store ({what}) is damaged",
+        "its values are of other types",
+        "See what is left with safepoint verify; restore the store from a backup, or mend it with safepoint repair.",
+    )
+
+
+class Branch(NamedTuple):
+    space: str
+    name: str
+    head_seq: int
+    head_id: str
+    line: int
+    forked_from: int | None
+
+
 def branch(found: tuple[Any, ...]) -> BranchRow:
-    space, name, seq, id, line, forked_from = found
+    """Damaged if a value is of another class: no seal covers it."""
+    space, name, seq, id, line, forked_from = plain(Branch, found)
     return BranchRow(space, name, Head(seq, id), line, forked_from)
 
 
+class _Task(NamedTuple):
+    task: str
+    status: str
+    branch: str
+    head_seq: int | None
+    head_id: str | None
+    step: int
+    agent: str
+    input: bytes
+    attempts: int
+    reason: str
+    parent: str | None
+    raised: bytes
+    created_at: int
+    updated_at: int
+    in_doubt: int
+    open_pauses: int
+    checkpoints: int
+    n: int
+    writes: int
+    branch_sum: int | None
+
+
 def task(found: tuple[Any, ...]) -> TaskRow:
+    """Damaged if a value is of another class: no seal covers it."""
     (
         name,
         status,
@@ -112,12 +178,14 @@ def task(found: tuple[Any, ...]) -> TaskRow:
         asked,
         n,
         *_,
-    ) = found
+    ) = plain(_Task, found)
+    if (seq is None) != (id is None):
+        raise _damaged("Branch")
     return TaskRow(
         task=name,
         status=status,
         branch=current,
-        head=None if seq is None else Head(seq, id),
+        head=None if seq is None or id is None else Head(seq, id),
         step=step,
         agent=agent,
         input=input,

@@ -169,8 +169,8 @@ def _prune(conn: Connection, locks: LockFile, n: int, wanted: set[int], space: s
     drop_dead_stages(conn, locks, n)
     checkpoints = conn.rows(st["checkpoints"], (n,))
     calls = sqlite_bigsweep.all_calls(conn, n)
-    pauses = [sqlite_bigsweep.PauseBase._make(row) for row in conn.rows(st["pauses"], (n,))]
-    branches = conn.rows(st["branches"], (n,))
+    pauses = sqlite_bigsweep.all_pauses(conn, n)
+    branches = sqlite_bigsweep.all_branches(conn, n)
     kept = {seq for row in branches for seq in row[:2]}
     kept.update(seq for seq, _, pinned, _, _ in checkpoints if pinned)
     live = sqlite_bigsweep.live_fence(conn, locks, n)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from safepoint.errors import Damaged
 from safepoint.model import Obj
-from safepoint.rows import BranchRow, CallRow, CheckpointRow, Head, Lost, Numbers, Part, PauseRow, TaskRow, replace
+from safepoint.rows import BranchRow, CallRow, CheckpointRow, Head, Lost, Numbers, Part, PauseRow, TaskRow, fitting, replace
 from safepoint.stores import sqlite_rows
 from safepoint.stores.sqlite_pages import ROWS, Gap, page, scan
 from safepoint.stores.sqlite_rows import CALL, CHECKPOINT, PAUSE, reads
@@ -120,7 +120,7 @@ def _indexed(db: Database, task: str) -> tuple[int | None, str | None]:
 
 
 def _is_of(task: str, cls: Any, names: tuple[str, ...], found: tuple[Any, ...]) -> bool:
-    if not _sound(cls, names, found):
+    if not fitting(cls, names)(found):
         return False
     try:
         cls(**dict(zip(names, found, strict=True))).check(task, "")
@@ -138,8 +138,10 @@ def _head(db: Database, task: str, n: int) -> Iterator[Part]:
                 "SELECT next_seq - 1, next_call - 1, next_pause - 1, next_line - 1, position - 1 FROM sp_tasks WHERE n = ?",
                 (n,),
             )
-        if found:
+        if found and fitting(Numbers, Numbers.__struct_fields__)(found[0]):
             yield Numbers(*found[0])
+        elif found:
+            yield Lost(f"the numbers of task {task!r}", where, "its values are of other types", kind="task")
     except Damaged as error:
         yield Lost(f"the numbers of task {task!r}", where, error.why, kind="task")
     try:
@@ -157,10 +159,15 @@ def _head(db: Database, task: str, n: int) -> Iterator[Part]:
     except (Damaged, UnicodeDecodeError):
         yield Lost(f"the row of task {task!r}", where, why, kind="task")
         return
+    if not found or not fitting(TaskRow, TASK_FIELDS)(found[0]):
+        yield Lost(f"the row of task {task!r}", where, why, kind="task")
+        return
     row = TaskRow(**dict(zip(TASK_FIELDS, found[0], strict=True)))
     try:
         with db.reading() as conn:
             given = conn.rows("SELECT input FROM sp_inputs WHERE task = ?", (n,))
+        if given and type(given[0][0]) is not bytes:
+            raise Damaged("", "it is of another type")
         row = replace(row, input=given[0][0] if given else b"")
     except Damaged as error:
         yield Lost(f"the input of task {task!r}", f"sp_inputs, row {n}", error.why, kind="input")
@@ -224,7 +231,7 @@ def _branch_page(db: Database, statement: str, given: tuple[Any, ...]) -> tuple[
 
 def _branch(found: tuple[Any, ...]) -> BranchRow | Lost:
     space, name, seq, id, line, forked_from = found
-    if tuple(map(type, found[2:5])) != (int, str, int) or not isinstance(forked_from, int | None):
+    if not fitting(sqlite_rows.Branch, sqlite_rows.Branch._fields)(found):
         return Lost(f"branch {name!r}", f"sp_branches, {space!r}, {name!r}", "its values are of other types", kind="branch")
     return BranchRow(space, name, Head(seq, id), line, forked_from)
 
@@ -233,6 +240,7 @@ def _keyed(db: Database, kind: str, n: int, last: int | None) -> Iterator[Part]:
     """Checkpoints, calls or pauses of a task, by their numbers."""
     cls, names, make, number = KINDS[kind]
     place = names.index(number) + 2
+    fits = fitting(cls, names)
     statement = f"SELECT k, task, {', '.join(names)} FROM sp_{kind}s WHERE k BETWEEN ? AND ? ORDER BY k"
     base = n << 32
     for row in scan(db, statement, base, base | MOST, None if last is None else base | last):
@@ -242,7 +250,7 @@ def _keyed(db: Database, kind: str, n: int, last: int | None) -> Iterator[Part]:
         k = row[0]
         where = f"sp_{kind}s, row {k}"
         this: dict[str, Any] = {"kind": kind, "first": k - base, "last": k - base}
-        if not _sound(cls, names, row[2:]):
+        if not fits(row[2:]):
             yield Lost(f"{kind} {k - base}", where, "its values are of other types", **this)
         elif row[1] != n or row[place] != k - base:
             yield Lost(f"{kind} {k - base}", where, "its number and its key differ", **this)
@@ -259,7 +267,9 @@ def _uncounted(db: Database, kind: str, n: int) -> Iterator[Lost]:
             found = conn.rows(statement, (n, n << 32, n << 32 | MOST))
     except Damaged:
         return  # it has been said what cannot be read
-    if found and found[0][0] is not None and found[0][0] != found[0][1]:
+    if found and type(found[0][0]) not in (int, type(None)):
+        yield Lost(f"the count of {kind}s", f"sp_tasks, row {n}", "it is no number", kind=kind)
+    elif found and found[0][0] is not None and found[0][0] != found[0][1]:
         counted, there = found[0]
         what = f"{counted - there} {kind}s are missing" if counted > there else f"{there - counted} {kind}s too many"
         yield Lost(what, f"sp_tasks, row {n}", f"the task's row counts {counted}, and {there} are there", kind=kind)
@@ -363,25 +373,6 @@ def _object(found: tuple[Any, ...]) -> Obj | Lost:
 
 def _lost_object(name: bytes, k: int, why: str) -> Lost:
     return Lost(f"object {name.hex()}", f"sp_objects, row {k}", why, kind="object", name=name)
-
-
-@cache
-def _types(cls: Any, names: tuple[str, ...]) -> list[frozenset[type]]:
-    hints = get_type_hints(cls)
-    return [frozenset(int if t is bool else t for t in (get_args(hints[name]) or (hints[name],))) for name in names]
-
-
-_signatures: dict[tuple[Any, ...], bool] = {}
-
-
-def _sound(cls: Any, names: tuple[str, ...], found: tuple[Any, ...]) -> bool:
-    """Whether every value is of its column's type: a flipped bit in a row's head makes another of it."""
-    signature = (cls, *map(type, found))
-    known = _signatures.get(signature)
-    if known is None:
-        known = all(type(v) in allowed for v, allowed in zip(found, _types(cls, names), strict=True))
-        _signatures[signature] = known
-    return known
 
 
 # -- strays

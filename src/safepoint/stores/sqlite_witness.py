@@ -12,7 +12,7 @@ from safepoint.errors import Damaged, SafepointError
 from safepoint.model import Finding
 from safepoint.stores import witness
 from safepoint.stores.sqlite_db import CommitFailed, Connection
-from safepoint.stores.sqlite_rows import reads
+from safepoint.stores.sqlite_rows import all_plain, plain, reads
 from safepoint.stores.sqlite_schema import branch_sum
 from safepoint.stores.witness import Slot, Witness, behind
 
@@ -34,6 +34,26 @@ class At(NamedTuple):
     checkpoints: int
     calls: int | None
     pauses: int | None
+
+
+class _Known(NamedTuple):
+    task: str
+    n: int
+    created_at: int
+    writes: int
+
+
+class _Counters(NamedTuple):
+    """What a ``Slot`` takes from the store."""
+
+    created_at: int
+    writes: int
+    position: int
+    fence: int
+    next_seq: int
+    next_call: int
+    next_pause: int
+    next_line: int
 
 
 class Watched:
@@ -63,7 +83,7 @@ class Watched:
         try:
             with self._db.reading() as conn:
                 found = conn.rows("SELECT task, n, created_at, writes FROM sp_tasks")
-            self._refuse_lost_tasks({task: tuple(row) for task, *row in found}, whole=True)
+            self._refuse_lost_tasks({row.task: row[1:] for row in all_plain(_Known, found)}, whole=True)
         except SafepointError as error:
             return Finding("witness", "error", f"{error.what}: {error.why}", error.remedy)
         return Finding("witness", "ok", "all tasks are as far as was acknowledged")
@@ -115,6 +135,8 @@ class Watched:
     def _refuse_older(self, conn: Connection, n: int, task: str, created_at: int, writes: int) -> None:
         """Refuse to write onto a task that is older than what was acknowledged. Nobody can have gone on meanwhile."""
         slot = self._witness.read(self._db.name, n, task, strict=True)
+        if type(created_at) is not int or type(writes) is not int:
+            raise self._unsound(task, "values of its row are of other types")
         if behind(slot, created_at, writes):
             assert slot is not None
             raise self._behind(task, conn, n, slot)
@@ -125,7 +147,7 @@ class Watched:
             raise witness.tasks_missing(self._db.path, 1, task=task)
 
     def _slot(self, conn: Connection, n: int) -> Slot:
-        return Slot(*conn.rows(reads()["slot"], (n,))[0])
+        return Slot(*plain(_Counters, conn.rows(reads()["slot"], (n,))[0]))
 
     # -- in a snapshot
 
@@ -133,7 +155,7 @@ class Watched:
         found = conn.rows(reads()["at"], (task,))
         if not found:
             return None
-        at = At._make(found[0])
+        at = plain(At, found[0])
         if careful and at.task != task:
             raise self._unsound(task, "its entry in the index of names leads to another task")
         if careful and at.branch_sum is not None and at.branch_sum != branch_sum(task, at.branch):

@@ -1,0 +1,159 @@
+"""A value of another class in any column of a SQLite store: what a flipped bit in a row's head makes of a number, a text or a blob.
+
+Tables are STRICT and refuse such a value, so the tests make them lax first, behind the library's back. Whatever a verb comes upon
+then, its answer is what was saved, or an error of the library's own; never a TypeError from somewhere within.
+"""
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+import safepoint
+from safepoint import Done, InDoubt, NotFound, Retention, SafepointError, State
+from tests.support import damage
+from tests.support.scale import scale
+
+TABLES = (
+    "sp_tasks", "sp_inputs", "sp_checkpoints", "sp_branches", "sp_objects", "sp_calls", "sp_pauses", "sp_leases", "sp_meta",
+)  # fmt: skip
+OTHERS: tuple[Any, ...] = (None, 0.5, float("inf"), 7, 1 << 62, "other", b"other")
+WITHOUT_ROWID = ("sp_meta", "sp_branches", "sp_leases")
+TASK = "two"
+KNOWN = (
+    ("sp_checkpoints", "created_at", None),
+    ("sp_checkpoints", "created_at", float("inf")),
+    ("sp_tasks", "task", 0.5),
+    ("sp_tasks", "checkpoints", "other"),
+    ("sp_tasks", "writes", None),
+    ("sp_branches", "head_seq", None),
+)
+"""What was once answered with a TypeError or the like."""
+
+
+def connected(path: Path) -> apsw.Connection:
+    conn = apsw.Connection(str(path))
+    conn.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 0)
+    return conn
+
+
+@pytest.fixture(scope="module")
+def lax(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, damage.Acknowledged]:
+    path = tmp_path_factory.mktemp("lax") / "agent.db"
+    done = damage.fill(str(path))
+    with safepoint.open(f"sqlite:///{path}", durability="process") as cp:
+        for task in done:
+            with pytest.raises(InDoubt):
+                cp.resume(task)
+    conn = connected(path)
+    conn.execute("PRAGMA writable_schema=ON")
+    conn.execute(
+        "UPDATE sqlite_schema SET sql = replace(replace(replace(replace(sql, 'INTEGER PRIMARY KEY', '@'), ' INTEGER', ' BLOB'),"
+        " ' TEXT', ' BLOB'), '@', 'INTEGER PRIMARY KEY') WHERE type = 'table' AND name LIKE 'sp%'"
+    )
+    conn.execute(
+        "UPDATE sqlite_schema SET sql = replace(replace(replace(replace(sql, ' NOT NULL', ''), ') STRICT, WITHOUT', ') WITHOUT'),"
+        " 'STRICT', ''), 'CHECK', '--') WHERE type = 'table' AND name LIKE 'sp%'"
+    )
+    conn.close()
+    return path, done
+
+
+def columns(path: Path) -> list[tuple[str, str]]:
+    conn = connected(path)
+    try:
+        found = [
+            (t, row[1]) for t in TABLES for row in conn.execute(f"PRAGMA table_info({t})") if row[5] == 0 or t == "sp_meta"
+        ]
+    finally:
+        conn.close()
+    assert len(found) > 100
+    return found
+
+
+def attempt(verb: Any, *args: Any, **given: Any) -> Any:
+    try:
+        return verb(*args, **given)
+    except SafepointError as error:
+        return error
+
+
+def ask(path: Path, done: damage.Acknowledged, folder: Path) -> None:
+    """All that reads, and then all that writes."""
+    try:
+        cp = safepoint.open(f"sqlite:///{path}", durability="process", retention=Retention(keep_latest=2))
+    except SafepointError:
+        return
+    with cp:
+        for seq, saved in done[TASK].items():
+            state = attempt(cp.load, TASK, seq=seq)
+            assert not isinstance(state, NotFound)
+            assert isinstance(state, SafepointError) or damage.content(state) == saved, seq
+            attempt(cp.raw, TASK, seq=seq)
+        latest = attempt(cp.load_latest, TASK)
+        assert isinstance(latest, SafepointError) or damage.content(latest) == done[TASK][max(done[TASK])]
+        heads = attempt(cp.list_checkpoints, TASK)
+        assert isinstance(heads, SafepointError) or len(heads) == len(done[TASK])
+        attempt(cp.list_checkpoints, TASK, filter={"i": 3}, check=True)
+        attempt(cp.tasks)
+        for verb in (cp.status, cp.calls, cp.branches, cp.doctor, cp.plan):
+            attempt(verb, TASK)
+        attempt(cp.pauses, TASK, status=None)
+        attempt(cp.calls, TASK, status="in_doubt")
+        attempt(cp.diff, TASK, 2, 3)
+        attempt(cp.verify)
+        attempt(cp.verify, TASK)
+        attempt(cp.cleanup, TASK, dry_run=True)
+        attempt(cp.cleanup_all, dry_run=True)
+        attempt(cp.export, TASK, str(folder / "export"))
+        with safepoint.open(f"sqlite:///{folder / 'copy.db'}", durability="process") as other:
+            attempt(cp.copy_to, other)
+        attempt(cp.check)
+        try:
+            with cp.resume(TASK, recover="auto") as run:
+                run.save()
+        except SafepointError:
+            pass
+        attempt(cp.rewind, TASK, 3)
+        attempt(cp.fork, TASK, 3, name="side")
+        attempt(cp.resolve, TASK, 1, Done("yes"))
+        attempt(cp.answer, TASK, 1, "yes")
+        attempt(cp.pin, TASK, 3)
+        if isinstance(latest, State):
+            attempt(cp.save, latest)
+        attempt(cp.cleanup, TASK)
+        attempt(cp.repair, TASK)
+        attempt(cp.repair)
+        attempt(cp.verify)
+        attempt(cp.delete_task, TASK)
+
+
+@pytest.mark.scaled
+def test_a_value_of_another_class_is_damage(lax: tuple[Path, damage.Acknowledged], tmp_path: Path) -> None:
+    path, done = lax
+    ask(damage.copied(path, tmp_path / "sound"), done, tmp_path / "sound")
+    changed = 0
+    seed = random.randrange(1 << 30)
+    rng = random.Random(seed)
+    cases = [(*column, value, every) for column in columns(path) for value in OTHERS for every in (False, True)]
+    known = [case for case in cases if case[:3] in KNOWN]
+    for table, column, value, every in known + rng.sample(cases, scale(10, 200)):
+        folder = tmp_path / "damaged"
+        there = damage.copied(path, folder)
+        few = "" if every or table in WITHOUT_ROWID else f" WHERE rowid = (SELECT max(rowid) - 2 FROM {table})"
+        conn = connected(there)
+        try:
+            conn.execute(f"UPDATE OR IGNORE {table} SET {column} = ? {few}", (value,))
+            changed += conn.changes() > 0
+        finally:
+            conn.close()
+        try:
+            ask(there, done, folder)
+        except BaseException as error:
+            error.add_note(f"seed {seed}: {table}.{column} = {value!r} {few}")
+            raise
+        shutil.rmtree(folder)
+    assert changed > 5
