@@ -1,22 +1,46 @@
-"""The side door to a SQLite store: its rows, read with apsw and by no code of the library.
+"""The side door to a store: its rows, read and changed by no code of the library.
 
-Only where this process has no store open on the file: closing ours would drop that store's locks.
+A store is named by the path of a SQLite file, or by a URL: PostgreSQL is looked at with psycopg and Redis with its client. SQLite
+only where this process has no store open on the file: closing our connection would drop that store's locks.
 """
 
 from __future__ import annotations
 
+import base64
 import os
 from typing import Any
+from urllib.parse import parse_qs
 
 import apsw
+import msgspec
+
+from tests.support import rawrows
+
+Where = str | os.PathLike[str]
 
 
-def rows(path: str | os.PathLike[str], sql: str, *args: Any) -> list[tuple[Any, ...]]:
-    """Rows of a query, by a connection of its own that is closed again."""
-    conn = apsw.Connection(os.fspath(path), flags=apsw.SQLITE_OPEN_READWRITE)
+def kind_of(where: Where) -> str:
+    return rawrows.kind_of(str(where)) if "://" in str(where) else "sqlite"
+
+
+def path_of(where: Where) -> str:
+    return os.fspath(where).removeprefix("sqlite:///")
+
+
+def rows(path: Where, sql: str, *args: Any) -> list[tuple[Any, ...]]:
+    """Rows of a query, by a connection of its own that is closed again. Tables of the store are written as {s}sp_tasks where it
+    may be another than SQLite."""
+    if kind_of(path) == "postgres":
+        import psycopg
+
+        base, schema = rawrows.split_postgres(str(path))
+        with psycopg.connect(base) as there:
+            found = there.execute(sql.replace("{s}", f'"{schema}".').replace("?", "%s"), args)
+            return found.fetchall() if found.description else []
+    conn = apsw.Connection(path_of(path), flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         conn.set_busy_timeout(10_000)
-        return list(conn.execute(sql, args))
+        return list(conn.execute(sql.replace("{s}", ""), args))
     finally:
         conn.close()
 
@@ -24,9 +48,23 @@ def rows(path: str | os.PathLike[str], sql: str, *args: Any) -> list[tuple[Any, 
 TABLES = ("sp_tasks", "sp_checkpoints", "sp_branches", "sp_calls", "sp_pauses", "sp_objects", "sp_leases")
 
 
-def everything(path: str | os.PathLike[str]) -> dict[str, list[tuple[Any, ...]]]:
-    """All rows of all tables, to be compared with a later look."""
-    conn = apsw.Connection(os.fspath(path), flags=apsw.SQLITE_OPEN_READWRITE)
+def everything(path: Where) -> dict[str, Any]:
+    """All rows of all tables, to be compared with a later look. Until when a lease holds is left out: it is renewed."""
+    match kind_of(path):
+        case "redis" | "cluster":
+            return _keys(str(path))
+        case "postgres":
+            import psycopg
+            from psycopg.rows import dict_row
+
+            base, schema = rawrows.split_postgres(str(path))
+            with psycopg.connect(base, row_factory=dict_row) as there:
+                there.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+                found = {t: there.execute(f'SELECT * FROM "{schema}".{t}').fetchall() for t in TABLES}
+            for row in found["sp_leases"]:
+                del row["until"]
+            return {t: sorted((tuple(row.values()) for row in rows), key=repr) for t, rows in found.items()}
+    conn = apsw.Connection(path_of(path), flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         conn.set_busy_timeout(10_000)
         conn.execute("BEGIN")
@@ -35,32 +73,87 @@ def everything(path: str | os.PathLike[str]) -> dict[str, list[tuple[Any, ...]]]
         conn.close()
 
 
-def checkpoints(path: str | os.PathLike[str], task: str) -> list[tuple[Any, ...]]:
+def _keys(url: str) -> dict[str, Any]:
+    found = {}
+    with rawrows.redis_client(url) as client:
+        for key in client.scan_iter(match=prefix_of(url) + b"*", count=1000):
+            if client.type(key) == b"hash":
+                fields = client.hgetall(key)
+                fields.pop(b"f:until", None)
+                found[key.decode()] = sorted(fields.items())
+            else:
+                found[key.decode()] = client.get(key)
+    return found
+
+
+def checkpoints(path: Where, task: str) -> list[tuple[Any, ...]]:
     """(seq, parent_seq, kind, step) of a task, by seq."""
+    if kind_of(path) in ("redis", "cluster"):
+        found = rawrows.read_tasks(str(path)).get(task, rawrows.RawTask())
+        return [(c.seq, c.parent, c.kind, c.step) for c in found.checkpoints]
     return rows(
         path,
-        "SELECT c.seq, c.parent_seq, c.kind, c.step FROM sp_checkpoints c JOIN sp_tasks t ON t.n = c.task"
+        "SELECT c.seq, c.parent_seq, c.kind, c.step FROM {s}sp_checkpoints c JOIN {s}sp_tasks t ON t.n = c.task"
         " WHERE t.task = ? ORDER BY c.seq",
         task,
     )
 
 
-def calls(path: str | os.PathLike[str], task: str) -> list[dict[str, Any]]:
+CALL = ("no", "step", "tool", "effect", "status", "attempts", "fence", "idempotency_key", "call_id", "superseded")
+_CALL_AT = (3, 2, 6, 7, 11, 12, 13, 9, 8, 28)
+"""Where these stand in a row of the Redis store: see stores/redis/layout.py."""
+
+
+def calls(path: Where, task: str) -> list[dict[str, Any]]:
     """The journal of a task, by number."""
-    names = ("no", "step", "tool", "effect", "status", "attempts", "fence", "idempotency_key", "call_id", "superseded")
+    if kind_of(path) in ("redis", "cluster"):
+        found = [value for name, value in sorted(fields_of(path, task).items()) if name.startswith(b"c:")]
+        made = [dict(zip(CALL, (row[i] for i in _CALL_AT), strict=True)) for row in map(msgspec.msgpack.decode, found)]
+        return sorted(made, key=lambda row: row["no"])
     found = rows(
         path,
-        f"SELECT {', '.join('c.' + n for n in names)} FROM sp_calls c JOIN sp_tasks t ON t.n = c.task"
+        f"SELECT {', '.join('c.' + n for n in CALL)} FROM {{s}}sp_calls c JOIN {{s}}sp_tasks t ON t.n = c.task"
         " WHERE t.task = ? ORDER BY c.no",
         task,
     )
-    return [dict(zip(names, r, strict=True)) for r in found]
+    return [dict(zip(CALL, r, strict=True)) for r in found]
 
 
-def head(path: str | os.PathLike[str], task: str) -> int | None:
+def pauses(path: Where, task: str) -> list[tuple[str, str]]:
+    """(name, status) of each."""
+    if kind_of(path) in ("redis", "cluster"):
+        found = [value for name, value in sorted(fields_of(path, task).items()) if name.startswith(b"p:")]
+        return [(row[5], row[11]) for row in map(msgspec.msgpack.decode, found)]
+    sql = "SELECT p.name, p.status FROM {s}sp_pauses p JOIN {s}sp_tasks t ON t.n = p.task WHERE t.task = ? ORDER BY p.no"
+    return [(name, status) for name, status in rows(path, sql, task)]
+
+
+def status(path: Where, task: str) -> str | None:
+    if kind_of(path) in ("redis", "cluster"):
+        found = fields_of(path, task).get(b"t:status")
+        return found.decode() if found is not None else None
+    return next((s for (s,) in rows(path, "SELECT status FROM {s}sp_tasks WHERE task = ?", task)), None)
+
+
+def lease(path: Where, task: str) -> tuple[int, str, int]:
+    """(fence, state, presumed)."""
+    if kind_of(path) in ("redis", "cluster"):
+        fields = fields_of(path, task)
+        return int(fields[b"f:fence"]), fields[b"f:state"].decode(), int(fields.get(b"f:presumed", b"0"))
+    sql = "SELECT x.fence, x.state, x.presumed FROM {s}sp_leases x JOIN {s}sp_tasks t ON t.n = x.task WHERE t.task = ?"
+    (found,) = rows(path, sql, task)
+    return found[0], found[1], found[2]
+
+
+def head(path: Where, task: str) -> int | None:
+    """Where the current branch stands."""
+    if kind_of(path) in ("redis", "cluster"):
+        fields = fields_of(path, task)
+        at = fields.get(b"b:\0" + fields.get(b"t:branch", b""))
+        return msgspec.msgpack.decode(at)[0] if at else None
     found = rows(
         path,
-        "SELECT b.head_seq FROM sp_branches b JOIN sp_tasks t ON t.n = b.task"
+        "SELECT b.head_seq FROM {s}sp_branches b JOIN {s}sp_tasks t ON t.n = b.task"
         " WHERE t.task = ? AND b.space = '' AND b.name = t.branch",
         task,
     )
@@ -71,3 +164,22 @@ def size(path: str | os.PathLike[str]) -> int:
     """Bytes on disk: the file and its log."""
     path = os.fspath(path)
     return sum(os.stat(p).st_size for p in (path, f"{path}-wal") if os.path.exists(p))
+
+
+# -- hashes of Redis
+
+
+def prefix_of(url: str) -> bytes:
+    return parse_qs(url.partition("?")[2])["prefix"][0].encode()
+
+
+def key_of(url: str, task: str) -> bytes:
+    """Of a task's hash."""
+    return prefix_of(url) + b"{%s}" % base64.urlsafe_b64encode(task.encode())
+
+
+def fields_of(where: Where, task: str) -> dict[bytes, bytes]:
+    url = str(where)
+    with rawrows.redis_client(url) as client:
+        found: dict[bytes, bytes] = client.hgetall(key_of(url, task))
+        return found
