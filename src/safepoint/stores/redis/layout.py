@@ -27,8 +27,10 @@ bytes, and what scripts compare stands right behind it):
     branches    "<space>\\0<name>\\0" of each branch, in the order in which they came
     c:<no>      row of a call: [version, line, step, ...] (``layout.CALL``); version from byte 4 on
     p:<no>      row of a pause: [version, line, step, ...] (``layout.PAUSE``), likewise
-    o:<name>    an object (name: its 16 bytes): 4 bytes big-endian length of refs, refs, data (``layout.body``)
-    k:<block> g:<block> j:<block>    which checkpoints, calls, pauses are there: decimal, bit i is number block * 60 + i. Changed with
+    o:<name>    an object (name: its 16 bytes): 4 bytes big-endian length of refs, refs, data (``layout.body``), and 12 hexadecimal
+                digits: what ``w`` became with the write that sent it last. Whatever is sent is written, also over equal bytes: a
+                sweep removes only what it did not reach and nobody has sent since
+    k:<block> g:<block> j:<block>    which checkpoints, calls, pauses are there: decimal, bit i is number block * 50 + i. Changed with
                 HINCRBY by the power of two; a field may be missing for 0
     open        ";<letter><no>/<line>/<step>" of each call that is s(tarted), p(aused) or in d(oubt)
     asks        ";<letter><no>/<line>/<step>" of each pause that is o(pen) or a(nswered)
@@ -38,9 +40,10 @@ bytes, and what scripts compare stands right behind it):
     s:<stage>/<k>        k = 1..batches: the names (16 bytes each) of what was staged. While a stage is in ``stages`` and has not
                 expired, a sweep takes these as roots (with all that they reach), and removes neither; a stage that has expired is
                 removed from ``stages`` with its fields before (or in the same script as) its objects. A commit goes by ``stages``
-    f:fence f:token f:state f:until f:gone f:process f:holder f:at f:presumed
+    f:fence f:token f:state f:until f:gone f:process f:holder f:at f:presumed f:previous
                 the lease; absent all, if there never was one. state: held or released; until: microseconds of the server's TIME;
-                gone: 1 if the holder said that nobody is behind it, else 0; at: microseconds
+                gone: 1 if the holder said that nobody is behind it, else 0; at: microseconds; previous:
+                how the holder before ended
 
 With ``ttl`` each write ends with ``touch`` (lua/shared.lua): EXPIRE, or PERSIST while a call is open, a pause is open, or the lease
 is held and not gone. The floor key outlives the hash by ``FLOOR_FOR``.
@@ -68,6 +71,7 @@ __all__ = [
     "HEADER",
     "INDEXES",
     "PAUSE",
+    "STAMP",
     "Keys",
     "bits",
     "block",
@@ -79,6 +83,7 @@ __all__ = [
     "encoded_header",
     "encoded_pause",
     "field",
+    "fixed_of",
     "head",
     "head_of",
     "header",
@@ -90,14 +95,16 @@ __all__ = [
     "open_entry",
     "opened",
     "pack",
+    "parts",
     "pause",
     "text",
 ]
 
 INDEXES = 64
-BLOCK = 60
-"""Numbers a block: what HINCRBY can count as bits of a signed number of 64."""
+BLOCK = 50
+"""Numbers a block: scripts count its bits in a double."""
 RECENT = 16
+STAMP = 12
 STAGE_FOR = 600
 """Seconds for which staged objects are safe from sweeps after the last batch."""
 FLOOR_FOR = 30 * 86400
@@ -187,6 +194,16 @@ def head_of(value: bytes | None) -> Head | None:
     return Head(seq, id)
 
 
+def fixed_of(value: bytes | None) -> tuple[int, int | None] | None:
+    """Line and fork point of an ``l:`` field."""
+    if not value:
+        return None
+    line, forked_from = _array(value, 2, "line of a branch")
+    if type(line) is not int or type(forked_from) not in {int, type(None)}:
+        raise _damaged("line of a branch", "its values are of other types")
+    return line, forked_from
+
+
 def numbers(last: Numbers) -> bytes:
     return b"%d %d %d %d %d" % (last.seq, last.call, last.pause, last.line, last.position)
 
@@ -206,10 +223,16 @@ def body(refs: bytes, data: bytes) -> bytes:
     return b"%s%s%s" % (_LENGTH.pack(len(refs)), refs, data)
 
 
-def obj(name: bytes, value: bytes) -> Obj:
-    """The object of an ``o:`` field. One that was cut off comes out with another name than its own: the reader sees that."""
+def parts(value: bytes) -> tuple[bytes, bytes]:
+    """Refs and data of a ``body``."""
     end = 4 + int.from_bytes(value[:4])
-    return Obj(name, value[4:end], value[end:])
+    return value[4:end], value[end:]
+
+
+def obj(name: bytes, value: bytes) -> Obj:
+    """The object of an ``o:`` field. One that was cut off comes out with other bytes than its name says: the reader sees that."""
+    end = 4 + int.from_bytes(value[:4])
+    return Obj(name, value[4:end], value[end:-STAMP])
 
 
 def block(number: int) -> tuple[int, int]:
@@ -254,7 +277,7 @@ def opened(value: bytes | None) -> list[tuple[str, int, int, int]]:
 
 # -- rows
 
-_getters = {names: attrgetter(*names) for names in (HEADER, CALL, PAUSE)}
+_getters: dict[tuple[str, ...], Any] = {names: attrgetter(*names) for names in (HEADER, CALL, PAUSE)}
 _PADDING = 16
 
 
@@ -283,13 +306,13 @@ def _maker(cls: type[Row], names: tuple[str, ...], number: str) -> Callable[[int
     sealed_at = names.index("seal")
 
     def make(no: int, value: bytes) -> Row:
-        found = tuple(_array(value, max(len(names), _PADDING), f"row of {cls.__name__} {no}")[: len(names)])
-        if not fits(found):
-            return torn(cls, names, found[:at] + (no,) + found[at + 1 :])
-        if found[at] != no:  # its number is that of its field: a listing goes on from it
-            found = found[:at] + (no,) + found[at + 1 :]
-            found = found[:sealed_at] + (b"",) + found[sealed_at + 1 :]
-        return cls(**dict(zip(names, found, strict=True)))
+        given = _array(value, max(len(names), _PADDING), f"row of {cls.__name__} {no}")[: len(names)]
+        if not fits(tuple(given)):
+            given[at] = no
+            return torn(cls, names, tuple(given))
+        if given[at] != no:  # its number is that of its field: a listing goes on from it
+            given[at], given[sealed_at] = no, b""
+        return cls(**dict(zip(names, given, strict=True)))
 
     return make
 
@@ -304,7 +327,7 @@ def checkpoint(seq: int, top: bytes, below: bytes | None) -> CheckpointRow:
     row = header(seq, top)
     if below is None:
         raise _damaged(f"checkpoint {seq}", "its root is missing")
-    _, refs, root = obj(b"", below)
+    refs, root = parts(below)
     return msgspec.structs.replace(row, root=root, refs=refs)
 
 

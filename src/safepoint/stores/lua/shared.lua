@@ -1,0 +1,67 @@
+-- What the scripts of a task share; it stands before each of them. How a task lies in its hash: stores/redis/layout.py.
+-- A script checks all that it can refuse before its first write: what was written before an error stays.
+local key, floor = KEYS[1], KEYS[2]
+
+local function get(field)
+  return redis.call('HGET', key, field)
+end
+
+-- HSET of pairs ARGV[first..last]; a stamp is added to each value. Not more than 500 pairs a command.
+local function put(first, last, stamp)
+  for i = first, last, 1000 do
+    local pairs_ = {}
+    for j = i, math.min(i + 999, last), 2 do
+      pairs_[#pairs_ + 1] = ARGV[j]
+      pairs_[#pairs_ + 1] = stamp and ARGV[j + 1] .. stamp or ARGV[j + 1]
+    end
+    redis.call('HSET', key, unpack(pairs_))
+  end
+end
+
+local function now()
+  local time = redis.call('TIME')
+  return tonumber(time[1]) * 1000000 + tonumber(time[2])
+end
+
+local function text(number)
+  return string.format('%.0f', number)
+end
+
+-- The write counter, as it is after this write.
+local function next_write()
+  return text(tonumber(get('w') or '0') + 1)
+end
+
+-- Whether somebody holds the task, other than the one whose token is that of a process proven dead: nil, or an answer
+-- that says who.
+local function live(dead, answer, n)
+  local f = redis.call('HMGET', key, 'f:state', 'f:gone', 'f:until', 'f:token', 'f:process', 'f:holder', 'f:at')
+  if f[1] ~= 'held' or f[2] == '1' or f[4] == dead or tonumber(f[3]) <= now() then
+    return nil
+  end
+  return { answer, n, f[4], f[5], f[6], f[7] }
+end
+
+-- The end of each write: when the task expires. Not while anything of it is open.
+local function touch(ttl)
+  if ttl == '0' then
+    redis.call('PERSIST', key)
+    return
+  end
+  local f = redis.call('HMGET', key, 'f:state', 'f:gone', 'open', 'asks')
+  if (f[1] == 'held' and f[2] ~= '1') or (f[3] and f[3] ~= '') or (f[4] and string.find(f[4], ';o', 1, true)) then
+    redis.call('PERSIST', key)
+    redis.call('PERSIST', floor)
+  else
+    redis.call('EXPIRE', key, ttl)
+    -- A receiver that refuses stale fences knows the task for longer than it is here.
+    redis.call('EXPIRE', floor, tonumber(ttl) + 2592000)
+  end
+end
+
+-- Fields of a task that begins.
+local function begin(id, at)
+  redis.call('HSET', key, 't:id', id, 't:status', 'idle', 't:branch', 'main', 't:attempts', '0', 't:created', at,
+    'n', '0 0 0 0 0', 'count', '0')
+end
+

@@ -1,0 +1,283 @@
+"""Requests to Redis, one time-out over each: sent again until their outcome is known, which every one of them stands.
+
+All writes are scripts (``stores/lua``), each prepared for being run twice: so after a lost connection the same is sent again, on
+another one, until somebody answers or the time is over. Only then is the outcome unknown, and the error says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+import time
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from redis import exceptions
+from redis.crc import key_slot
+from redis.exceptions import ResponseError
+
+from safepoint import _probe
+from safepoint.errors import SafepointError, StoreFull, Unavailable, UsageError
+from safepoint.stores.forking import each_at_fork
+from safepoint.stores.redis.layout import Keys
+from safepoint.stores.redis.nodes import Address, Nodes
+from safepoint.stores.redis.pool import Exhausted, Lost, Unsent
+from safepoint.stores.url import redact
+
+__all__ = ["Client", "Command", "source"]
+
+Command = Sequence[Any]
+Replies = list[Any]
+
+OURS = {"timeout", "durability", "lease", "pool", "prefix", "ttl", "wait_replicas", "cluster"}
+"""Options in the query of a URL that redis-py is not told of."""
+
+_CODES = {
+    exceptions.NoScriptError: "NOSCRIPT",
+    exceptions.ReadOnlyError: "READONLY",
+    exceptions.OutOfMemoryError: "OOM",
+    exceptions.BusyLoadingError: "LOADING",
+    exceptions.MovedError: "MOVED",
+    exceptions.AskError: "ASK",
+    exceptions.TryAgainError: "TRYAGAIN",
+    exceptions.ClusterDownError: "CLUSTERDOWN",
+    exceptions.MasterDownError: "MASTERDOWN",
+    exceptions.ClusterCrossSlotError: "CROSSSLOT",
+    exceptions.NoPermissionError: "NOPERM",
+}
+_AGAIN = {"LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "BUSY", "NOREPLICAS", "MOVED", "UNBLOCKED"}
+"""Refusals that pass by themselves. None of them comes after a script has begun to write."""
+_FULL = re.compile(r"no space|disk (is )?full|quota|RDB snapshots", re.IGNORECASE)
+
+
+@cache
+def source(name: str) -> tuple[bytes, bytes]:
+    """A script, and the hash by which the server knows it."""
+    folder = resources.files("safepoint.stores") / "lua"
+    text = (folder / "shared.lua").read_bytes() + (folder / f"{name}.lua").read_bytes()
+    return text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
+
+
+class Client:
+    """A store's way to its server or cluster.
+
+    Args:
+        pool: Connections to each server, at most.
+        wait_replicas: How many replicas must have a write before it is acknowledged.
+    """
+
+    def __init__(
+        self, url: str, *, timeout: float, pool: int, prefix: str, cluster: bool = False, wait_replicas: int = 0
+    ) -> None:
+        self.name = redact(url).partition("?")[0]
+        self.keys = Keys(prefix)
+        self.timeout = timeout
+        self.wait_replicas = wait_replicas
+        self.closed = False
+        self._nodes = Nodes(url, OURS, pool=pool, cluster=cluster)
+        each_at_fork(self)
+
+    def after_fork(self) -> None:
+        # The sockets are the parent's: dropping them here closes this process's copies, and says nothing to the server.
+        self._nodes.start_over()
+
+    @property
+    def cluster(self) -> bool:
+        return self._nodes.cluster
+
+    def deadline(self) -> float:
+        """Until when a verb that begins now has to end; of ``time.monotonic``."""
+        return time.monotonic() + self.timeout
+
+    # -- requests
+
+    def script(self, name: str, keys: Sequence[bytes], args: Sequence[Any] = (), *, deadline: float | None = None) -> Any:
+        """Run ``name.lua``, which only reads."""
+        text, sha = source(name)
+        (reply,) = self._run(keys[0], [("EVALSHA", sha, len(keys), *keys, *args)], deadline, {0: text})
+        return reply
+
+    def write(self, name: str, keys: Sequence[bytes], args: Sequence[Any] = (), *, deadline: float | None = None) -> Any:
+        """Run ``name.lua``, which writes; replicas that must have it have it then.
+
+        Raises:
+            Unavailable: with ``unknown=True``, if it may have been done.
+        """
+        deadline = self.deadline() if deadline is None else deadline
+        text, sha = source(name)
+        request: list[Command] = [("EVALSHA", sha, len(keys), *keys, *args)]
+        if not self.wait_replicas:
+            return self._run(keys[0], request, deadline, {0: text})[0]
+        request.append(("WAIT", self.wait_replicas, max(1, int((deadline - time.monotonic()) * 1000))))
+        reply, had = self._run(keys[0], request, deadline, {0: text})
+        if had < self.wait_replicas:
+            raise Unavailable(
+                f"a write to {self.name} is not on enough replicas",
+                f"{had} of {self.wait_replicas} have it; it stands on the primary",
+                "Look at the replicas, then read again.",
+                unknown=True,
+            )
+        return reply
+
+    def command(self, *command: Any, deadline: float | None = None) -> Any:
+        """One command, whose first argument is its key. It must be one that may be done twice."""
+        (reply,) = self._run(command[1], [command], deadline, {})
+        return reply
+
+    def many(self, commands: Sequence[Command], *, deadline: float | None = None) -> Replies:
+        """As ``command``, in as few trips as can be."""
+        return self._spread([(command[1], command) for command in commands], deadline, None)
+
+    def scripts(
+        self, name: str, calls: Sequence[tuple[Sequence[bytes], Sequence[Any]]], *, deadline: float | None = None
+    ) -> Replies:
+        """As ``script``, many at once; none of them waits for replicas."""
+        text, sha = source(name)
+        requests: list[tuple[bytes, Command]] = [(keys[0], ("EVALSHA", sha, len(keys), *keys, *args)) for keys, args in calls]
+        return self._spread(requests, deadline, text)
+
+    def announce(self, task: str, *, deadline: float | None = None) -> None:
+        """Name a task in the index, before it is created: from then on it is listed, once it is there."""
+        self.write("announce", [self.keys.index_of(task)], [task.encode()], deadline=deadline)
+
+    def primaries(self) -> list[Address]:
+        """Every server that takes writes. ``ask`` speaks to one."""
+        return self._within(self._nodes.primaries, self.deadline())  # type: ignore[no-any-return]
+
+    def ask(self, at: Address, *command: Any) -> Any:
+        """One command to one server; what it refuses is redis-py's ``ResponseError``."""
+        deadline = self.deadline()
+        (reply,) = self._within(lambda deadline: self._nodes.pool(at).exchange([command], deadline), deadline)
+        if isinstance(reply, ResponseError):
+            raise reply
+        return reply
+
+    def refuse_if_closed(self) -> None:
+        if self.closed:
+            raise UsageError(f"the store {self.name} is closed", "", "Open it again.")
+
+    def close(self) -> None:
+        self.closed = True
+        self._nodes.close()
+
+    # -- again, until the outcome is known
+
+    def _spread(self, requests: Sequence[tuple[bytes, Command]], deadline: float | None, text: bytes | None) -> Replies:
+        groups: dict[Any, list[int]] = {}
+        for i, (key, _) in enumerate(requests):
+            # On a cluster by slot: whichever node has it, has all of it.
+            groups.setdefault(key_slot(key) if self.cluster else 0, []).append(i)
+        replies: Replies = [None] * len(requests)
+        for group in groups.values():
+            texts = {} if text is None else dict.fromkeys(range(len(group)), text)
+            found = self._run(requests[group[0]][0], [requests[i][1] for i in group], deadline, texts)
+            for i, reply in zip(group, found, strict=True):
+                replies[i] = reply
+        return replies
+
+    def _run(self, key: bytes, commands: Sequence[Command], deadline: float | None, texts: dict[int, bytes]) -> Replies:
+        """The answers to commands of one key. ``texts`` are the scripts of those that are EVALSHA."""
+        asking: Address | None = None
+        request = list(commands)
+
+        def once(deadline: float) -> Replies:
+            nonlocal asking
+            if asking is not None:
+                # The key is moving, and this one request is answered by where it goes.
+                at, asking = asking, None
+                both = [part for command in request for part in (("ASKING",), command)]
+                replies = self._nodes.pool(at).exchange(both, deadline)[1::2]
+            else:
+                replies = self._nodes.of(key, deadline).exchange(request, deadline)
+            errors = [reply for reply in replies if isinstance(reply, ResponseError)]
+            if errors and (unknown := [i for i, reply in enumerate(replies) if isinstance(reply, exceptions.NoScriptError)]):
+                for i in unknown:
+                    request[i] = ("EVAL", texts[i], *request[i][2:])
+                return once(deadline)
+            for error in errors:
+                if _code(error) == "ASK":
+                    asking = _address(error)
+                raise error
+            return replies
+
+        found: Replies = self._within(once, self.deadline() if deadline is None else deadline)
+        return found
+
+    def _within(self, once: Any, deadline: float) -> Any:
+        """The answer of ``once``, which is called until it gives one or the time is over."""
+        pause, sent = 0.005, False
+        while True:
+            self.refuse_if_closed()
+            _probe.at("redis.send")
+            try:
+                answer = once(deadline)
+                _probe.at("redis.answer")
+                return answer
+            except Exhausted as error:
+                raise self._unavailable(f"{error} (of this process)", sent, "Raise pool, or do less at once.") from None
+            except Unsent as error:
+                cause: BaseException = error.__cause__ or error
+                if isinstance(cause, exceptions.AuthenticationError) and not isinstance(cause, exceptions.BusyLoadingError):
+                    raise self._unavailable(str(cause), sent, "Correct user and password in the URL.") from None
+            except Lost as error:
+                cause, sent = error.__cause__ or error, True
+            except ResponseError as error:
+                cause = error
+                self._refuse(error, sent)
+            if self.closed:
+                continue
+            left = deadline - time.monotonic()
+            if left <= pause:
+                raise self._unavailable(_why(cause), sent, "Look at the server, then try again.") from None
+            if not (isinstance(cause, ResponseError) and _code(cause) == "ASK"):
+                # Jitter, or all who lost the same server come back to it at once.
+                time.sleep(random.uniform(pause / 2, pause))
+                pause = min(pause * 2, 0.5)
+            try:
+                self._nodes.changed(deadline, surely=isinstance(cause, ResponseError) and _code(cause) == "MOVED")
+            except Unsent:
+                pass  # so the next try fails likewise
+
+    def _refuse(self, error: ResponseError, sent: bool) -> None:
+        """Raise what an answer means, unless it passes by itself."""
+        code, text = _code(error), str(error)
+        if code == "OOM" or (code == "MISCONF" and _FULL.search(text)):
+            what, remedy = (
+                ("the memory that Redis may use", "Raise maxmemory, or delete tasks; maxmemory-policy must stay noeviction.")
+                if code == "OOM"
+                else ("the disk of the Redis server", "Free some space there; the log of the server says more.")
+            )
+            raise StoreFull(f"{what} at {self.name} is used up", text, remedy, **({"unknown": True} if sent else {})) from None
+        if code == "READONLY":
+            # A primary that became a replica: whoever is the primary now is found by connecting anew.
+            for pool in list(self._nodes._pools.values()):
+                pool.forget()
+        if code not in _AGAIN and code != "ASK":
+            raise self._unavailable(text, sent, "Look at the server, then try again.") from error
+
+    def _unavailable(self, why: str, sent: bool, remedy: str) -> SafepointError:
+        what = f"{self.name} gave no answer in {self.timeout:g} s" if sent else f"{self.name} is not available"
+        return Unavailable(what, redact(why), remedy, **({"unknown": True} if sent else {}))
+
+
+def _code(error: BaseException) -> str:
+    for kind, code in _CODES.items():
+        if isinstance(error, kind):
+            return code
+    return str(error).partition(" ")[0]
+
+
+def _address(error: BaseException) -> Address:
+    """Where an ASK points; as redis-py gives it, or as the server wrote it."""
+    host, port = getattr(error, "host", None), getattr(error, "port", None)
+    if host and port:
+        return host, int(port)
+    place = str(error).rpartition(" ")[2].rpartition(":")
+    return place[0], int(place[2])
+
+
+def _why(cause: BaseException) -> str:
+    return str(cause) or type(cause).__name__

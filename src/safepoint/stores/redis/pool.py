@@ -1,0 +1,140 @@
+"""Connections to one server: few, kept, each lent to one thread at a time, and never handed on with half an answer in it.
+
+redis-py makes them; its own pools wait and try again by rules of their own, while a verb here has one time in which it must end.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from redis.exceptions import AuthenticationError, BusyLoadingError, RedisError, ResponseError
+from redis.exceptions import ConnectionError as ServerGone
+
+__all__ = ["Exhausted", "Lost", "Pool", "Unsent"]
+
+REFUSALS = (BusyLoadingError, AuthenticationError)
+"""Answers after which redis-py hangs up. Whatever was asked was not done."""
+LEAST = 0.001
+"""Seconds that a step is given at least: 0 would mean a socket that does not block."""
+
+
+class Unsent(Exception):
+    """Nothing of the request was sent; the cause tells why."""
+
+
+class Exhausted(Unsent):
+    """All connections were in use until the time was over."""
+
+
+class Lost(Exception):
+    """The request was sent, at least in part, and there is no answer; the cause tells why."""
+
+
+class Pool:
+    """At most ``most`` connections that ``make`` makes."""
+
+    def __init__(self, make: Callable[[], Any], most: int) -> None:
+        self._make = make
+        self._most = most
+        self._free = threading.Condition()
+        self._idle: list[Any] = []
+        # Weakly: what an interrupt made nobody give back, nobody has, and its place is free.
+        self._lent: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._closed = False
+
+    def exchange(self, commands: Sequence[Sequence[Any]], deadline: float) -> list[Any]:
+        """Send these, and return their answers; an error that the server answered is in its place among them.
+
+        Raises:
+            Unsent, Lost: see there.
+        """
+        connection = self._take(deadline)
+        clean = False
+        try:
+            self._connect(connection, deadline)
+            packed = connection.pack_commands(commands)
+            try:
+                connection._sock.settimeout(_left(deadline))
+                connection.send_packed_command(packed, check_health=False)
+                answers: list[Any] = []
+                for _ in commands:
+                    connection._sock.settimeout(_left(deadline))
+                    try:
+                        answers.append(connection.read_response(disable_decoding=True))
+                    except ResponseError as error:
+                        answers.append(error)
+                    except REFUSALS as error:
+                        if answers:
+                            raise
+                        raise Unsent from error
+            except (RedisError, OSError) as error:
+                raise Lost from error
+            clean = True
+            return answers
+        finally:
+            # Also after Ctrl-C: an answer that is still to come would be taken for that of the next request.
+            if not clean:
+                connection.disconnect()
+            self._give(connection)
+
+    def _connect(self, connection: Any, deadline: float) -> None:
+        left = _left(deadline)
+        connection.socket_connect_timeout = connection.socket_timeout = left
+        try:
+            if connection._sock is not None and _is_stale(connection):
+                connection.disconnect()
+            connection.connect()
+        except (RedisError, OSError) as error:
+            raise Unsent from error
+
+    def _take(self, deadline: float) -> Any:
+        with self._free:
+            while True:
+                if self._closed:
+                    raise Unsent from ServerGone("closed")
+                connection = self._idle.pop() if self._idle else self._make() if len(self._lent) < self._most else None
+                if connection is not None:
+                    self._lent.add(connection)
+                    return connection
+                if (left := deadline - time.monotonic()) <= 0:
+                    raise Exhausted(f"all {self._most} connections are in use")
+                self._free.wait(min(left, 0.1))
+
+    def _give(self, connection: Any) -> None:
+        with self._free:
+            self._lent.discard(connection)
+            if self._closed:
+                connection.disconnect()
+            else:
+                self._idle.append(connection)
+            self._free.notify()
+
+    def forget(self) -> None:
+        """Close what is idle: the server is another one by now, or was started again."""
+        with self._free:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.disconnect()
+
+    def close(self) -> None:
+        with self._free:
+            self._closed = True
+            self._free.notify_all()
+        self.forget()
+
+
+def _is_stale(connection: Any) -> bool:
+    """Whether the server has hung up, or said something that nobody asked for. Found out before a request is sent: after it,
+    nobody would know whether it was received."""
+    try:
+        return bool(connection.can_read(0))
+    except (RedisError, OSError):
+        return True
+
+
+def _left(deadline: float) -> float:
+    return max(LEAST, deadline - time.monotonic())
