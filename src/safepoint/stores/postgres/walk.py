@@ -1,0 +1,314 @@
+"""A task in PostgreSQL read whole, and past damage.
+
+Reading goes in pages by key, each a statement of its own. Where a page of a table is damaged, PostgreSQL gives nothing at all of
+a statement: then rows are read one by one, the key of one that cannot be read is asked for without its values, and where not
+even that is answered, the keys on both sides are found by halving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from safepoint.errors import Damaged
+from safepoint.model import Obj
+from safepoint.rows import CallRow, CheckpointRow, Lost, Numbers, Part, PauseRow, TaskRow, fitting
+from safepoint.stores.postgres import rows
+from safepoint.stores.postgres.needed import BY_INDEX
+
+if TYPE_CHECKING:
+    from safepoint.stores.postgres.db import Database
+    from safepoint.stores.postgres.link import Link
+
+__all__ = ["KINDS", "asked", "place", "rows_of", "walk", "walk_tasks"]
+
+BYTES = 1_000_000
+"""About how many bytes of rows are read at once."""
+FIRST, MOST = 16, 2000
+"""Rows that are asked for at first, and at most: how large they are is seen from those that come."""
+LAST = (1 << 63) - 1
+
+KINDS: dict[str, tuple[Any, tuple[str, ...], Callable[[tuple[Any, ...]], Any]]] = {
+    "checkpoint": (CheckpointRow, rows.CHECKPOINT, rows.checkpoint),
+    "call": (CallRow, rows.CALL, rows.call),
+    "pause": (PauseRow, rows.PAUSE, rows.pause),
+}
+TASK_FIELDS = (
+    "task", "status", "branch", "agent", "attempts", "reason", "parent", "raised", "created_at", "updated_at", "checkpoints",
+)  # fmt: skip
+
+
+class Gap(NamedTuple):
+    """Keys after the first and up to the last that cannot be read; not each of them need have been there."""
+
+    after: Any
+    upto: Any
+    why: str
+
+
+def rows_of(db: Database, link: Link, statement: str, /, **values: Any) -> list[Any]:
+    """The rows of a statement of ``postgres_whole_1.sql``, in the transaction that is open."""
+    cursor = link.execute(db.sql("postgres_whole_1")[statement], values, binary=True)
+    return cursor.fetchall() if cursor.description else []
+
+
+def asked(db: Database, statement: str, /, **values: Any) -> list[Any]:
+    """As a transaction of its own, for one that only reads."""
+    try:
+        return db.repeat(lambda link: rows_of(db, link, statement, **values))
+    except UnicodeDecodeError:
+        raise _no_utf8() from None
+
+
+def _no_utf8() -> Damaged:
+    return Damaged("a text in the store is damaged", "it is no UTF-8", "See what is left with safepoint verify.")
+
+
+def walk(db: Database, shown: Callable[[str], TaskRow | None], task: str) -> Iterator[Part]:
+    """``shown`` gives the row of a task as it is listed."""
+    try:
+        found = asked(db, "numbers", task=task)
+    except Damaged as error:
+        yield Lost(f"task {task!r}", "sp_tasks", error.why, kind="task")
+        return
+    if not found:
+        return
+    n, *last = found[0]
+    where = f"sp_tasks, n {n}"
+    if fitting(Numbers, Numbers.__struct_fields__)(tuple(last)):
+        yield Numbers(*last)
+    else:
+        yield Lost(f"the numbers of task {task!r}", where, "its values are of other types", kind="task")
+    yield from _row(db, shown, task, n, where)
+    yield from _branches(db, n)
+    for kind in KINDS:
+        yield from _keyed(db, kind, n)
+    yield from _uncounted(db, n)
+    yield from _objects(db, n)
+
+
+def _row(db: Database, shown: Callable[[str], TaskRow | None], task: str, n: int, where: str) -> Iterator[Part]:
+    try:
+        row = shown(task)
+        if row is not None:
+            yield row
+        return
+    except Damaged as error:
+        why = error.why
+    # Something that is read along with it is damaged (its input, a head), or it is itself.
+    try:
+        found = asked(db, "task_alone", n=n)
+    except Damaged as error:
+        yield Lost(f"the row of task {task!r}", where, error.why, kind="task")
+        return
+    if not found:
+        return
+    if not fitting(TaskRow, TASK_FIELDS)(found[0]):
+        yield Lost(f"the row of task {task!r}", where, why, kind="task")
+        return
+    given = dict(zip(TASK_FIELDS, found[0], strict=True))
+    yield TaskRow(**{**given, **{name: rows.decoded(given[name]) for name in ("status", "agent", "reason")}})
+    yield Lost(f"the input of task {task!r}", f"sp_inputs, task {n}", why, kind="input")
+
+
+def _branches(db: Database, n: int) -> Iterator[Part]:
+    at = ("", "")
+    while True:
+        try:
+            found = asked(db, "branches", n=n, space=at[0], name=at[1], page=MOST)
+        except Damaged as error:
+            yield Lost("branches", f"sp_branches, task {n}, after {at[1]!r}", error.why, kind="branch")
+            return
+        for row in found:
+            try:
+                yield rows.branch(row)
+            except Damaged as error:
+                yield Lost(f"branch {row[1]!r}", f"sp_branches, task {n}, {row[0]!r}, {row[1]!r}", error.why, kind="branch")
+        if len(found) < MOST:
+            return
+        at = found[-1][:2]
+
+
+def _keyed(db: Database, kind: str, n: int) -> Iterator[Part]:
+    """Checkpoints, calls or pauses of a task, by their numbers."""
+    cls, names, make = KINDS[kind]
+    fits = fitting(cls, names)
+    for row in _scan(db, kind, kind + "_keys", 0, LAST, _middle_number, n=n):
+        if isinstance(row, Gap):
+            first = row.after + 1
+            end: int | None = row.upto
+            if row.upto == LAST:
+                name, end = f"{kind}s {first} and later", None
+            else:
+                name = f"{kind} {first}" if first == end else f"{kind}s {first} to {end}"
+            yield Lost(name, f"sp_{kind}s, task {n}", row.why, kind=kind, first=first, last=end)
+        elif fits(row):
+            yield make(row)
+        else:
+            where = f"sp_{kind}s, task {n}, {names[0]} {row[0]}"
+            yield Lost(f"{kind} {row[0]}", where, "its values are of other types", kind=kind, first=row[0], last=row[0])
+
+
+def _uncounted(db: Database, n: int) -> Iterator[Lost]:
+    """Rows that the task's row counts and that are not there: a row that is gone leaves no other trace."""
+    try:
+        found = asked(db, "counted", n=n)
+    except Damaged:
+        return  # it has been said what cannot be read
+    if found and found[0][0] != found[0][1]:
+        counted, there = found[0]
+        what = f"{counted - there} checkpoints are missing" if counted > there else f"{there - counted} checkpoints too many"
+        yield Lost(what, f"sp_tasks, n {n}", f"the task's row counts {counted}, and {there} are there", kind="checkpoint")
+
+
+def _objects(db: Database, n: int) -> Iterator[Part]:
+    # A name of another length than 16 bytes is damaged, and is found all the same.
+    for row in _scan(db, "object", "object_keys", b"", b"\xff" * 17, _middle_name, n=n):
+        if isinstance(row, Gap):
+            one = len(row.upto) == 16 and row.after == _before(row.upto)
+            name = f"object {row.upto.hex()}" if one else f"objects {row.after.hex() or '0'} to {row.upto.hex()}"
+            yield Lost(name, f"sp_objects, task {n}", row.why, kind="object", name=row.upto if one else b"")
+        elif all(value.__class__ is bytes for value in row):
+            yield Obj(*row)
+        else:
+            why = "its values are of other types"
+            yield Lost(f"object {row[0].hex()}", f"sp_objects, task {n}", why, kind="object", name=row[0])
+
+
+# -- past damage
+
+
+def _scan(
+    db: Database, statement: str, keys: str, after: Any, last: Any, middle: Callable[[Any, Any], Any], **given: Any
+) -> Iterator[Any]:
+    """Rows by their first column, after ``after`` and up to ``last``, and a Gap where they cannot be read."""
+    page, spans, gap = FIRST, [(after, last)], None
+    while spans:
+        after, upto = spans.pop()
+        why = ""
+        try:
+            found = _page(db, statement, after=after, upto=upto, page=page, **given)
+        except Damaged as error:
+            found, why = [], error.why
+        if found and gap is not None:
+            yield gap
+            gap = None
+        yield from found
+        if not why:
+            if len(found) == page:
+                spans.append((found[-1][0], upto))
+            page = _next_page(page, found)
+            continue
+        if page > 1:
+            page = 1
+            spans.append((after, upto))
+            continue
+        bad = _first_key(db, keys, after, upto, given)
+        if bad is not None and bad != after:
+            if gap is not None:
+                yield gap
+                gap = None
+            yield Gap(_before(bad), bad, why)
+            if bad < upto:
+                spans.append((bad, upto))
+        elif (half := middle(after, upto)) is None:
+            # Neighbours that cannot be read are one gap.
+            if gap is not None and gap.upto == after:
+                gap = Gap(gap.after, upto, gap.why)
+            else:
+                if gap is not None:
+                    yield gap
+                gap = Gap(after, upto, why)
+        else:
+            spans += [(half, upto), (after, half)]
+    if gap is not None:
+        yield gap
+
+
+def _page(db: Database, statement: str, /, **values: Any) -> list[Any]:
+    def read(link: Link) -> list[Any]:
+        link.execute(BY_INDEX)
+        return rows_of(db, link, statement, **values)
+
+    try:
+        return db.read(read)
+    except UnicodeDecodeError:
+        raise _no_utf8() from None
+
+
+def _next_page(page: int, found: list[Any]) -> int:
+    size = sum(sum([len(v) for v in row if v.__class__ is bytes]) for row in found)
+    if size > 2 * BYTES:
+        return max(1, page * BYTES // size)
+    return min(MOST, page * 2) if size < BYTES // 2 else page
+
+
+def _first_key(db: Database, keys: str, after: Any, upto: Any, given: dict[str, Any]) -> Any:
+    """The key of the row that cannot be read; None if not even that can be."""
+    try:
+        found = asked(db, keys, after=after, upto=upto, page=1, **given)
+    except Damaged:
+        return None
+    return found[0][0] if found else None
+
+
+def _before(key: Any) -> Any:
+    """The key before this one, as numbers go, and names of 16 bytes."""
+    if isinstance(key, int):
+        return key - 1
+    number = int.from_bytes(key, "big")
+    return (number - 1).to_bytes(len(key), "big") if number else b""
+
+
+def _middle_number(after: int, upto: int) -> int | None:
+    return (after + upto) // 2 if upto - after > 1 else None
+
+
+def _middle_name(after: bytes, upto: bytes) -> bytes | None:
+    low, high = (int.from_bytes(name[:16].ljust(16, b"\0"), "big") for name in (after, upto))
+    return ((low + high) // 2).to_bytes(16, "big") if high - low > 1 else None
+
+
+# -- all tasks
+
+
+def walk_tasks(db: Database) -> Iterator[str | Lost]:
+    after = ""
+    while True:
+        try:
+            found = asked(db, "tasks", after=after, page=MOST)
+        except Damaged:
+            break
+        yield from (name for (name,) in found)
+        if len(found) < MOST:
+            return
+        after = found[-1][0]
+    # The table itself, by number.
+    for row in _scan(db, "tasks_by_number", "task_numbers", 0, LAST, _middle_number):
+        if isinstance(row, Gap):
+            span = f"{row.after + 1} to {row.upto}" if row.upto < LAST else f"{row.after + 1} and later"
+            yield Lost(f"rows of tasks ({span})", f"sp_tasks, n {span}", row.why, kind="task")
+        elif row[1] > after:
+            yield row[1]
+
+
+def place(db: Database, task: str, kind: str, key: Any) -> str:
+    try:
+        found = asked(db, "numbers", task=task)
+    except Damaged:
+        found = []
+    if not found:
+        return f"sp_{kind}s"
+    n = found[0][0]
+    match kind:
+        case "checkpoint":
+            return f"sp_checkpoints, task {n}, seq {key}"
+        case "call" | "pause":
+            return f"sp_{kind}s, task {n}, no {key}"
+        case "object":
+            return f"sp_objects, task {n}, name {key.hex()}"
+        case "branch":
+            return f"sp_branches, task {n}, {key[0]!r}, {key[1]!r}"
+        case "task":
+            return f"sp_tasks, n {n}"
+    return f"sp_{kind}s"
