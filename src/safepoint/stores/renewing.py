@@ -13,7 +13,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -22,7 +23,7 @@ from safepoint.rows import Guard
 from safepoint.stores import holder as people
 from safepoint.stores.forking import each_at_fork
 
-__all__ = ["Claim", "Renewals", "clock", "is_dead", "this_process"]
+__all__ = ["Claim", "Renewals", "asking", "clock", "is_dead", "this_process"]
 
 log = logging.getLogger("safepoint")
 
@@ -56,6 +57,8 @@ class Claim:
 _claims: weakref.WeakValueDictionary[str, Claim] = weakref.WeakValueDictionary()
 """By token, those of all stores of this process: a holder of this process whose token is not here has let go without a word."""
 _claims_lock = threading.Lock()
+_asked_for: set[str] = set()
+"""Tokens that requests for a lease are under way with: the server may have granted one of which nobody has heard here yet."""
 
 
 class Renewals:
@@ -220,6 +223,16 @@ def _beat(ref: weakref.ref[Renewals]) -> None:
         del renewals
 
 
+@contextmanager
+def asking(token: str) -> Iterator[None]:
+    """While a lease is asked for, up to and with ``Renewals.claim``: to the other threads its holder is alive."""
+    _asked_for.add(token)
+    try:
+        yield
+    finally:
+        _asked_for.discard(token)
+
+
 # -- who is dead
 
 
@@ -267,5 +280,6 @@ def is_dead(process: bytes, token: str) -> bool:
         return False
     now = _started(pid)
     if pid == os.getpid() and now == started:
-        return token not in _claims
+        # In this order: a token is a claim before it is no longer asked for.
+        return token not in _asked_for and token not in _claims
     return now is not None and now != started
