@@ -25,7 +25,7 @@ bytes, and what scripts compare stands right behind it):
     b:<space>\\0<name>   MessagePack [seq, id]: head of a branch, compared as bytes (``layout.head``)
     l:<space>\\0<name>   MessagePack [line, forked_from]: what of a branch does not change
     branches    "<space>\\0<name>\\0" of each branch, in the order in which they came
-    c:<no>      row of a call: [version, line, step, ...] (``layout.CALL``); version from byte 4 on
+    c:<no>      row of a call: [version, line, step, base_seq, ...] (``layout.CALL``); version from byte 4 on
     p:<no>      row of a pause: [version, line, step, ...] (``layout.PAUSE``), likewise
     o:<name>    an object (name: its 16 bytes): 4 bytes big-endian length of refs, refs, data (``layout.body``), and 12 hexadecimal
                 digits: what ``w`` became with the write that sent it last. Whatever is sent is written, also over equal bytes: a
@@ -115,8 +115,8 @@ HEADER = (
     "digest", "metadata", "metrics", "seal",
 )  # fmt: skip
 CALL = (
-    "version", "line", "step", "no", "scope", "ident", "tool", "effect", "call_id", "idempotency_key", "op_key", "status", "attempts",
-    "fence", "base_seq", "started_at", "finished_at", "asked", "began", "ended", "args", "args_refs", "result", "result_refs",
+    "version", "line", "step", "base_seq", "no", "scope", "ident", "tool", "effect", "call_id", "idempotency_key", "op_key", "status",
+    "attempts", "fence", "started_at", "finished_at", "asked", "began", "ended", "args", "args_refs", "result", "result_refs",
     "error", "policy", "model", "not_done", "superseded", "reason", "seal",
 )  # fmt: skip
 PAUSE = (

@@ -1,0 +1,28 @@
+-- What a removal stands on, as of one moment. Stages that have expired are no more then, so that whoever commits one later is told.
+-- KEYS: task, floor. Answers nothing if there is no task.
+local moment = now() / 1000000
+local stages = redis.call('HGET', key, 'stages') or ''
+local live, names, expired = {}, {}, {}
+for entry, stage, batches, till in string.gmatch(stages, '(;([^;/]+)/(%d+)/(%d+))') do
+  if tonumber(till) < moment then
+    for k = 1, tonumber(batches) do expired[#expired + 1] = 's:' .. stage .. '/' .. k end
+  else
+    live[#live + 1] = entry
+    for k = 1, tonumber(batches) do names[#names + 1] = redis.call('HGET', key, 's:' .. stage .. '/' .. k) or '' end
+  end
+end
+if redis.call('HEXISTS', key, 't:id') == 0 then
+  -- What the first save of a task left that never came to be.
+  if #live == 0 then redis.call('UNLINK', key) end
+  return false
+end
+if table.concat(live) ~= stages then
+  for i = 1, #expired, 1000 do redis.call('HDEL', key, unpack(expired, i, math.min(i + 999, #expired))) end
+  if #live == 0 then redis.call('HDEL', key, 'stages') else redis.call('HSET', key, 'stages', table.concat(live)) end
+  redis.call('HINCRBY', key, 'w', 1)
+end
+local at = redis.call(
+  'HMGET', key, 'w', 't:created', 'born', 'n', 'branches', 't:branch', 'f:fence', 'f:token', 'f:state', 'f:gone', 'f:process')
+for i = 1, #at do at[i] = at[i] or '' end
+at[#at + 1] = table.concat(names)
+return at

@@ -1,0 +1,480 @@
+"""Removing from Redis: retention, whole tasks, pins. A script holds up the whole server, so each does a few milliseconds' work.
+
+What goes is found out outside of scripts. Then rows go, a checkpoint always together with its calls and pauses; each script looks
+again at whatever may have changed since. Only then objects are marked, again outside, as of one moment (the task's ``w``); and
+what no row reached then is deleted, a few at a time. That mark may be as old as it likes: what it did not reach is needed later
+only if some write has sent it since, as a commit leaves out nothing but what its parent reaches; and every object that is sent is
+stamped with the moment of its write, by which the script that deletes passes it over. Big saves on their way are named in
+``stages``, and what they have staged counts as reached.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from safepoint import _probe
+from safepoint.codec.nodes import names_in
+from safepoint.errors import Damaged
+from safepoint.model import Obj
+from safepoint.rows import CheckpointRow, Numbers, PauseRow, Pruned
+from safepoint.rules import retention
+from safepoint.stores import holder as people
+from safepoint.stores import renewing
+from safepoint.stores.redis import layout
+from safepoint.stores.sound import Flaw, find, wrong
+
+if TYPE_CHECKING:
+    from safepoint.stores.redis.client import Client
+
+__all__ = ["Removals", "Start", "asked", "numbered", "start", "values_of"]
+
+PAGE = 500
+"""Rows or objects that are asked for at once."""
+ROWS, OBJECTS = 128, 256
+"""What one script deletes: checkpoints with calls and pauses, or objects."""
+BYTES = 1_000_000
+"""About how much a script reads."""
+TRIES = 20
+"""How often is looked anew, if a task changes meanwhile in a way that matters. What is left then is left to the next sweep."""
+
+
+class Start(NamedTuple):
+    """A task as of one moment, as far as a removal stands on it."""
+
+    w: bytes
+    created: bytes
+    born: bytes
+    numbers: Numbers
+    branches: tuple[bytes, ...]
+    """``<space>\\0<name>`` of each."""
+    current: bytes
+    live: int | None
+    """The fence of the live run, also where it cannot be told whether it lives."""
+    dead: int | None
+    """That of one who is proven not to."""
+    staged: bytes
+    """Names of the objects of big saves on their way."""
+
+    @property
+    def stamp(self) -> bytes:
+        return b"%012x" % int(self.w or 0)
+
+
+def start(client: Client, task: str) -> Start | None:
+    found = client.write("sweep_begin", client.keys.of(task))
+    if not found:
+        return None
+    w, created, born, numbers, branches, current, fence, token, state, gone, process, staged = found
+    live = dead = None
+    if state == b"held" and gone != b"1":
+        if renewing.is_dead(process, layout.decoded(token)):
+            dead = int(fence)
+        else:
+            live = int(fence)
+    names = tuple(b"\0".join(pair) for pair in _pairs(branches.split(b"\0")[:-1]))
+    return Start(w, created, born, layout.numbers_of(numbers), names, current, live, dead, staged)
+
+
+def _pairs(parts: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    return zip(parts[::2], parts[1::2], strict=False)
+
+
+def asked(task: str, answer: list[Any]) -> bytes:
+    """The token of the holder that a script told of, if it is proven dead; LeaseHeld if not."""
+    _, _, token, process, holder, at = answer
+    if renewing.is_dead(process, layout.decoded(token)):
+        return bytes(token)
+    raise people.lease_held(task, holder, int(at))
+
+
+class Removals:
+    """Needs ``_client`` and ``_ttl`` from the store."""
+
+    _client: Client
+    _ttl: int
+
+    def prune(self, task: str, seqs: Iterable[int], *, space: str = "", dry_run: bool = False, sweep: bool = True) -> Pruned:
+        work = _pruning(self._client, task, set(seqs), space, dry_run, sweep)
+        while True:
+            try:
+                next(work)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+
+    def pruning(self, task: str, seqs: Iterable[int], *, space: str = "", sweep: bool = True) -> Iterator[None]:
+        return _pruning(self._client, task, set(seqs), space, False, sweep)
+
+    def live_objects(self, task: str) -> int:
+        key = self._client.keys.task(task)
+        fields, count = self._client.many([("HLEN", key), ("HGET", key, "count")])
+        return max(0, int(fields) - 3 * int(count or 0))
+
+    def unreadable(self, task: str, seqs: Iterable[int], *, space: str = "", sound: set[bytes] | None = None) -> dict[int, str]:
+        bad: dict[int, Flaw] = {}
+        rows = _checkpoints(self._client, task, seqs, space, bad)
+        bad |= find(task, rows, lambda names: objects(self._client, task, names), sound)
+        return self._confirmed(task, bad) if bad else {}
+
+    def _confirmed(self, task: str, bad: dict[int, Flaw]) -> dict[int, str]:
+        """Those that are still there, each in one look with what it lacks: a sweep may have taken both meanwhile."""
+        key = self._client.keys.task(task)
+        found: dict[int, str] = {}
+        for seq, flaw in sorted(bad.items()):
+            fields = [b"h:%d" % seq] + ([] if flaw.name is None else [b"o:" + flaw.name])
+            there, *value = self._client.command("HMGET", key, *fields)
+            if there is None:
+                continue
+            if flaw.name is not None and not wrong(
+                flaw.name, layout.obj(flaw.name, value[0]) if value[0] is not None else None
+            ):
+                continue
+            found[seq] = flaw.why
+        return found
+
+    def pin(self, task: str, seq: int, pinned: bool, *, space: str = "") -> bool:
+        if not 0 < seq < 1 << 53:
+            return False
+        return bool(self._client.write("pin", self._client.keys.of(task), [seq, space.encode(), int(pinned), self._ttl]))
+
+    def delete_task(self, task: str) -> bool:
+        client = self._client
+        at = start(client, task)
+        if at is None:
+            return False
+        dead = b""
+        while True:
+            answer = client.write("delete", client.keys.of(task), [self._ttl, dead, at.created, at.born])
+            if answer[0] != b"held":
+                break
+            dead = asked(task, answer)
+        # Somebody may be about to create it again, so the index forgets it only where it is old; a listing does the rest.
+        client.write("index", [client.keys.index_of(task)], [task.encode()])
+        _probe.at("delete.after")
+        return True
+
+
+# -- reading
+
+
+def _checkpoints(client: Client, task: str, seqs: Iterable[int], space: str, bad: dict[int, Flaw]) -> Iterator[CheckpointRow]:
+    """The rows of these numbers; those that cannot be read are put into ``bad``."""
+    wanted = sorted(seq for seq in set(seqs) if seq > 0)
+    key = client.keys.task(task)
+    for i in range(0, len(wanted), PAGE):
+        part = wanted[i : i + PAGE]
+        found = client.command("HMGET", key, *[b"%s:%d" % (kind, seq) for seq in part for kind in (b"h", b"r")])
+        for seq, top, below in zip(part, found[::2], found[1::2], strict=True):
+            if top is None:
+                continue
+            try:
+                row = layout.checkpoint(seq, top, below)
+            except Damaged as error:
+                bad[seq] = Flaw(error.why)
+                continue
+            if row.space == space:
+                yield row
+
+
+def objects(client: Client, task: str, names: Iterable[bytes]) -> list[Obj]:
+    wanted = list(names)
+    key = client.keys.task(task)
+    found: list[Obj] = []
+    for i in range(0, len(wanted), PAGE):
+        part = wanted[i : i + PAGE]
+        values = client.command("HMGET", key, *[b"o:" + name for name in part])
+        found += [layout.obj(name, value) for name, value in zip(part, values, strict=True) if value is not None]
+    return found
+
+
+def values_of(client: Client, key: bytes, fields: list[bytes]) -> Iterator[tuple[bytes, bytes | None]]:
+    for i in range(0, len(fields), PAGE):
+        part = fields[i : i + PAGE]
+        yield from zip(part, client.command("HMGET", key, *part), strict=True)
+
+
+def numbered(client: Client, key: bytes, kind: str, last: int) -> list[int]:
+    """The numbers of the rows of a kind that are there."""
+    blocks = [b"%s:%d" % (kind.encode(), at) for at in range(last // layout.BLOCK + 1)]
+    found: list[int] = []
+    for at, (_, value) in enumerate(values_of(client, key, blocks)):
+        found += layout.bits(at, value)
+    return found
+
+
+# -- rows
+
+
+class _CallBase(NamedTuple):
+    no: int
+    base_seq: int
+    line: int
+    step: int
+    status: str
+    fence: int
+    version: int
+
+
+class _Found(NamedTuple):
+    at: Start
+    begins: dict[int, int]
+    gone: list[CheckpointRow]
+    """By rising seq."""
+    calls: dict[int, list[_CallBase]]
+    pauses: dict[int, list[PauseRow]]
+
+
+def _look(client: Client, task: str, at: Start, wanted: set[int], space: str) -> _Found:
+    key = client.keys.task(task)
+    heads, kept = _heads(client, key, at)
+    calls: list[_CallBase] = []
+    pauses: list[PauseRow] = []
+    for field, value in values_of(client, key, [b"c:%d" % no for no in numbered(client, key, "g", at.numbers.call)]):
+        if value is not None:
+            call = layout.call(int(field[2:]), value)
+            calls.append(_CallBase(call.no, call.base_seq, call.line, call.step, call.status, call.fence, call.version))
+    for field, value in values_of(client, key, [b"p:%d" % no for no in numbered(client, key, "j", at.numbers.pause)]):
+        if value is not None:
+            pauses.append(layout.pause(int(field[2:]), value))
+    kept |= retention.stood_on(heads, calls, pauses, at.live)
+    gone = []
+    for field, value in values_of(client, key, [b"h:%d" % seq for seq in sorted(wanted - kept) if 0 < seq <= at.numbers.seq]):
+        if value is not None:
+            row = layout.header(int(field[2:]), value)
+            if row.space == space and not row.pinned:
+                gone.append(row)
+    bases = {row.seq for row in gone}
+    by_call: dict[int, list[_CallBase]] = defaultdict(list)
+    by_pause: dict[int, list[PauseRow]] = defaultdict(list)
+    for base in calls:
+        if base.base_seq in bases:
+            by_call[base.base_seq].append(base)
+    for pause in pauses:
+        if pause.base_seq in bases:
+            by_pause[pause.base_seq].append(pause)
+    return _Found(at, retention.begins(heads), gone, by_call, by_pause)
+
+
+def _heads(client: Client, key: bytes, at: Start) -> tuple[list[retention.At], set[int]]:
+    """Where the branches stand, and the numbers of their heads and fork points."""
+    heads: list[retention.At] = []
+    kept: set[int] = set()
+    fields = [prefix + name for name in at.branches for prefix in (b"b:", b"l:")]
+    values = [value for _, value in values_of(client, key, fields)]
+    seqs: list[int] = []
+    lines: list[int] = []
+    for name, head, fixed in zip(at.branches, values[::2], values[1::2], strict=True):
+        where, line = layout.head_of(head), layout.fixed_of(fixed)
+        if where is None or line is None:
+            raise Damaged(
+                f"branch {name.partition(bytes(1))[2]!r} is damaged", "where it stands is missing", "Nothing was deleted."
+            )
+        seqs.append(where.seq)
+        lines.append(line[0])
+        kept.add(where.seq)
+        if line[1] is not None:
+            kept.add(line[1])
+    tops = [value for _, value in values_of(client, key, [b"h:%d" % seq for seq in seqs])]
+    for name, seq, line_no, top in zip(at.branches, seqs, lines, tops, strict=True):
+        if top is not None:  # else it was passed by, and the script sees that
+            heads.append(retention.At(line_no, layout.header(seq, top).step, name == b"\0" + at.current))
+    return heads, kept
+
+
+def _batches(found: _Found) -> Iterator[list[CheckpointRow]]:
+    batch: list[CheckpointRow] = []
+    weight = 0
+    for row in found.gone:
+        batch.append(row)
+        weight += 1 + len(found.calls.get(row.seq, ())) + len(found.pauses.get(row.seq, ()))
+        if weight >= ROWS:
+            yield batch
+            batch, weight = [], 0
+    if batch:
+        yield batch
+
+
+def _bit(kind: str, number: int) -> tuple[bytes, int]:
+    ((field, power),) = layout.mask(kind, [number]).items()
+    return field, -power
+
+
+def _drop_rows(client: Client, task: str, found: _Found, w: bytes, batch: list[CheckpointRow]) -> Any:
+    at = found.at
+    args: list[Any] = [w, at.created, at.born, at.numbers.call, at.numbers.pause]
+    args += ["" if at.live is None else at.live, "" if at.dead is None else at.dead, len(found.begins)]
+    for line, step in found.begins.items():
+        args += [line, step]
+    for row in batch:
+        args += [row.seq, layout.field("i", row.space, row.id), *_bit("k", row.seq)]
+        for kind, stood in (("g", found.calls.get(row.seq, ())), ("j", found.pauses.get(row.seq, ()))):
+            args.append(len(stood))
+            for one in stood:
+                args += [one.no, layout.mark(one.version), *_bit(kind, one.no)]
+    return client.write("prune_rows", client.keys.of(task), args)
+
+
+def _pruning(
+    client: Client, task: str, wanted: set[int], space: str, dry_run: bool, sweep: bool
+) -> Generator[None, None, Pruned]:
+    """Resting at each yield for as long as one likes: nothing is locked there."""
+    seqs: list[int] = []
+    calls = objects_ = size = 0
+    for _ in range(TRIES):
+        if (at := start(client, task)) is None:
+            return Pruned((), 0, 0, 0)
+        if not wanted:
+            break
+        found = _look(client, task, at, wanted - set(seqs), space)
+        yield
+        if dry_run:
+            seqs = [row.seq for row in found.gone]
+            calls = sum(len(found.calls.get(seq, ())) for seq in seqs)
+            size = _rows_size(client, task, found)
+            break
+        w, changed = at.w, False
+        for batch in _batches(found):
+            state, *did = _drop_rows(client, task, found, w, batch)
+            if state == b"damaged":
+                raise Damaged(
+                    f"task {task!r} is damaged", f"{did[0]!r} cannot be read", "No more was deleted. See `safepoint verify`."
+                )
+            if changed := state != b"done":
+                break
+            # Only where nobody else has written is the next batch spared the look at everything.
+            w = did[0] if int(did[0]) == int(w) + 1 else w
+            calls, size = calls + did[1], size + did[2]
+            seqs += map(int, did[3:])
+            _probe.at("sweep.rows")
+            yield
+        if not changed:
+            break
+    for _ in range(TRIES if sweep else 0):
+        if (at := start(client, task)) is None:
+            break
+        mark = _Mark(client, task, at)
+        yield from mark.look(set(seqs) if dry_run else set())
+        _probe.at("sweep.marked")
+        if dry_run:
+            objects_, size = len(mark.garbage), size + sum(mark.garbage.values())
+            break
+        done = yield from mark.delete()
+        objects_, size = objects_ + mark.objects, size + mark.size
+        if done:
+            break
+    return Pruned(tuple(sorted(seqs)), calls, objects_, size)
+
+
+def _rows_size(client: Client, task: str, found: _Found) -> int:
+    fields = [b"%s:%d" % (kind, row.seq) for row in found.gone for kind in (b"h", b"r")]
+    fields += [b"c:%d" % call.no for stood in found.calls.values() for call in stood]
+    key = client.keys.task(task)
+    return sum(client.many([("HSTRLEN", key, field) for field in fields])) if fields else 0
+
+
+# -- objects
+
+
+class Scan(NamedTuple):
+    """What a look at the whole hash has found."""
+
+    refs: dict[bytes, bytes]
+    """Of the objects that have any."""
+    sizes: dict[bytes, int]
+    roots: dict[int, bytes]
+    calls: dict[int, tuple[int, bytes]]
+    """Base and refs of each call."""
+
+
+class _Mark:
+    """What is reached as of ``at``."""
+
+    def __init__(self, client: Client, task: str, at: Start) -> None:
+        self.client = client
+        self.task = task
+        self.at = at
+        self.objects = self.size = 0
+        """How many were deleted, and how many bytes."""
+        self.garbage: dict[bytes, int] = {}
+        """Names that nothing reaches, with the bytes of each."""
+
+    def look(self, without: set[int]) -> Iterator[None]:
+        """Find out what nothing reaches, apart from the checkpoints ``without`` and their calls."""
+        scan = Scan({}, self.garbage, {}, {})
+        headers: set[int] = set()
+        bad: list[bytes] = []
+        cursor = b"0"
+        while True:
+            cursor, *found = self.client.script("sweep_scan", self.client.keys.of(self.task), [cursor, BYTES])
+            self._take(scan, headers, bad, *found)
+            yield
+            if cursor == b"0":
+                break
+        self._all_there(headers - scan.roots.keys(), bad)
+        todo = [name for seq, refs in scan.roots.items() if seq not in without for name in names_in(refs)]
+        todo += [name for base, refs in scan.calls.values() if base not in without for name in names_in(refs)]
+        todo += names_in(self.at.staged)
+        while todo:
+            # What is not there is not reached either: it may come again, with what it reaches.
+            name = todo.pop()
+            if self.garbage.pop(name, None) is not None and (refs := scan.refs.get(name)):
+                todo += names_in(refs)
+
+    @staticmethod
+    def _take(
+        scan: Scan, headers: set[int], bad: list[bytes], objects: Any, roots: Any, calls: Any, tops: Any, wrong: Any
+    ) -> None:
+        for name, refs, size in zip(objects[::3], objects[1::3], objects[2::3], strict=True):
+            scan.sizes[name] = size
+            if refs:
+                scan.refs[name] = refs
+        scan.roots.update((int(seq), refs) for seq, refs in zip(roots[::2], roots[1::2], strict=True))
+        for no, value in zip(calls[::2], calls[1::2], strict=True):
+            row = layout.call(int(no), value)
+            scan.calls[row.no] = row.base_seq, row.args_refs + row.result_refs
+        headers.update(map(int, tops))
+        bad += wrong
+
+    def _all_there(self, rootless: set[int], bad: list[bytes]) -> None:
+        """Raise Damaged if what some row reaches is not known: then nothing is known to be garbage."""
+        key = self.client.keys.task(self.task)
+        for field in bad:
+            if self.client.command("HEXISTS", key, field):
+                raise self._damaged(field)
+        for seq in rootless:  # they may have gone, or come, while the scan went on
+            top, below = self.client.command("HMGET", key, b"h:%d" % seq, b"r:%d" % seq)
+            if top is not None and below is None:
+                raise self._damaged(b"r:%d" % seq)
+
+    def _damaged(self, field: bytes) -> Damaged:
+        return Damaged(
+            f"task {self.task!r} is damaged",
+            f"its field {field!r} cannot be read, and with it what is still needed",
+            "No object was deleted. See `safepoint verify`.",
+            task=self.task,
+        )
+
+    def delete(self) -> Generator[None, None, bool]:
+        """Delete the garbage, less what was sent since. False if this is another task by now, or was mended."""
+        for batch in self._batches():
+            args = [self.at.created, self.at.born, self.at.stamp, *batch]
+            state, *did = self.client.write("sweep_objects", self.client.keys.of(self.task), args)
+            if state != b"done":
+                return False
+            self.objects, self.size = self.objects + did[0], self.size + did[1]
+            _probe.at("sweep.objects")
+            yield
+        return True
+
+    def _batches(self) -> Iterator[list[bytes]]:
+        batch: list[bytes] = []
+        size = 0
+        for name, bytes_ in self.garbage.items():
+            batch.append(name)
+            size += bytes_
+            if len(batch) == OBJECTS or size > BYTES:
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
