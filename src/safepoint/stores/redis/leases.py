@@ -15,7 +15,7 @@ from safepoint.stores.foreseen import Foreseen
 from safepoint.stores.redis import layout
 from safepoint.stores.redis.client import Client
 from safepoint.stores.redis.commit import now, patched
-from safepoint.stores.renewing import Claim, Renewals, clock, is_dead, this_process
+from safepoint.stores.renewing import Claim, Renewals, asking, clock, is_dead, this_process
 
 __all__ = ["Leases"]
 
@@ -31,7 +31,12 @@ class Leases:
 
     def acquire(self, task: str, holder: bytes, *, steal: bool = False) -> Grant:
         check_id(task)
-        client, token = self._client, secrets.token_hex(16)
+        token = secrets.token_hex(16)
+        with asking(token):
+            return self._acquire(task, holder, token, steal)
+
+    def _acquire(self, task: str, holder: bytes, token: str, steal: bool) -> Grant:
+        client = self._client
         deadline = client.deadline()
         announced, dead, asked = 0, "", ""
         while True:

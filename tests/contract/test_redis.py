@@ -1,0 +1,29 @@
+"""The Redis store against the contract, and against the oracle in a process that is killed."""
+
+import pytest
+
+from safepoint.stores.redis.store import RedisStore
+from safepoint.stores.url import open_store
+from safepoint.testing import Place, Remote, StoreContract, StoreMachine, run_machine
+from tests.support.scale import SOAK
+from tests.support.servers import done_with, fresh_redis_url
+
+
+class TestRedis(StoreContract):
+    @pytest.fixture
+    def opener(self):
+        url = fresh_redis_url()
+        return lambda: open_store(url)
+
+
+class RedisMachine(StoreMachine):
+    if not SOAK:
+        ALWAYS = frozenset()
+
+    def driver(self):
+        return Remote(Place(open_store, (fresh_redis_url(),)))
+
+
+@pytest.mark.scaled
+def test_machine():
+    run_machine(RedisMachine)
