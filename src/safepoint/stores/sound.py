@@ -26,6 +26,8 @@ def wrong(name: bytes, obj: Obj | None) -> str:
     """What is wrong with an object; '' if nothing is."""
     if obj is None:
         return f"object {name.hex()} is missing"
+    if obj.refs.__class__ is not bytes or obj.data.__class__ is not bytes:
+        return f"object {name.hex()} is damaged"
     return f"object {name.hex()} is damaged" if len(obj.refs) & 15 or name_of(obj.refs, obj.data) != name else ""
 
 

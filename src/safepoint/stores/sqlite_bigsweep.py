@@ -21,7 +21,7 @@ from safepoint.rows import Pruned
 from safepoint.rules import retention
 from safepoint.stores.oslock import LockFile
 from safepoint.stores.sqlite_db import Connection, Database, sql
-from safepoint.stores.sqlite_rows import all_plain, key, names
+from safepoint.stores.sqlite_rows import all_plain, key, names, size_of
 
 __all__ = ["CallBase", "PauseBase", "all_calls", "live_fence", "prune"]
 
@@ -49,6 +49,32 @@ class PauseBase(NamedTuple):
     line: int
     step: int
     status: str
+
+
+class Root(NamedTuple):
+    k: int
+    seq: int
+    refs: bytes
+
+
+class CallRoot(NamedTuple):
+    k: int
+    no: int
+    version: int
+    base_seq: int
+    args_refs: bytes
+    result_refs: bytes
+
+
+class Inner(NamedTuple):
+    name: bytes
+    refs: bytes
+    stage: int | None
+    size: int
+    k: int
+
+
+REFS: dict[str, Any] = {"roots": Root, "call_roots": CallRoot, "object_sizes": Inner}
 
 
 class Stood(NamedTuple):
@@ -178,9 +204,9 @@ def _look(db: Database, locks: LockFile, n: int, wanted: set[int], space: str) -
     if wanted:
         first, last = max(first, first + min(wanted) - 1), min(last, first + max(wanted))
     gone = [
-        (seq, size)
+        (seq, size_of(size))
         for _, seq, of, pinned, size in _pages(db, "checkpoint_sizes", first, last)
-        if seq in wanted and of == space and not pinned and seq not in kept
+        if seq in wanted and of == space and pinned == 0 and seq not in kept
     ]
     bases = {seq for seq, _ in gone}
     by_call: dict[int, list[CallBase]] = defaultdict(list)
@@ -201,6 +227,8 @@ def _pages(db: Database, statement: str, first: Any, *more: Any) -> Iterator[tup
     while True:
         with db.reading() as conn:
             rows = conn.rows(text, (first, *more, PAGE))
+        if (cls := REFS.get(statement)) is not None:
+            rows = all_plain(cls, rows)  # what a value that is no list of names refers to would be taken for garbage
         yield from rows
         if len(rows) < PAGE:
             return

@@ -119,6 +119,11 @@ def _damaged(what: str) -> Damaged:
     )
 
 
+def size_of(found: Any) -> int:
+    """Of a row, to be told; SQLite says NULL where a part of it is none of what has a length."""
+    return found if type(found) is int else 0
+
+
 class Branch(NamedTuple):
     space: str
     name: str

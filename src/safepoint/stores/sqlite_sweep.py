@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import NamedTuple
 
 import apsw
 
@@ -22,7 +22,7 @@ from safepoint.stores import sqlite_bigsweep, sqlite_rows
 from safepoint.stores.oslock import LockFile
 from safepoint.stores.sound import Flaw, find, wrong
 from safepoint.stores.sqlite_db import CommitFailed, Connection, Database, sql
-from safepoint.stores.sqlite_rows import CHECKPOINT, key, names, reads
+from safepoint.stores.sqlite_rows import CHECKPOINT, all_plain, key, names, reads, size_of
 from safepoint.stores.witness import Witness
 
 __all__ = ["Removals", "delete_task", "drop_dead_stages", "drop_task", "pin", "prune"]
@@ -109,7 +109,8 @@ def _some(db: Database, n: int, wanted: list[int], bad: dict[int, Flaw]) -> list
 def _objects(db: Database, n: int, wanted: list[bytes]) -> list[Obj]:
     try:
         with db.reading() as conn:
-            return [Obj(*row) for row in conn.rows(reads()["level"], (b"".join(wanted), n, len(wanted)))]
+            found = conn.rows(reads()["level"], (b"".join(wanted), n, len(wanted)))
+        return [Obj(*row) for row in found if {value.__class__ for value in row} == {bytes}]
     except Damaged:
         if len(wanted) == 1:
             return []
@@ -172,7 +173,7 @@ def _prune(conn: Connection, locks: LockFile, n: int, wanted: set[int], space: s
     pauses = sqlite_bigsweep.all_pauses(conn, n)
     branches = sqlite_bigsweep.all_branches(conn, n)
     kept = {seq for row in branches for seq in row[:2]}
-    kept.update(seq for seq, _, pinned, _, _ in checkpoints if pinned)
+    kept.update(seq for seq, _, pinned, _, _ in checkpoints if pinned != 0)
     live = sqlite_bigsweep.live_fence(conn, locks, n)
     kept |= retention.stood_on([retention.At(*row[2:]) for row in branches], calls, pauses, live)
     gone = [row for row in checkpoints if row[0] in wanted and row[1] == space and row[0] not in kept]
@@ -180,13 +181,13 @@ def _prune(conn: Connection, locks: LockFile, n: int, wanted: set[int], space: s
     gone_calls = [row for row in calls if row.base_seq in bases]
     gone_pauses = [row for row in pauses if row.base_seq in bases]
 
-    garbage = []
+    garbage: list[_Object] = []
     if sweep:
         roots = [row[3] for row in checkpoints if row[0] not in bases]
         for base_seq, *refs in conn.rows(st["call_refs"], (n,)):
             if base_seq not in bases:
-                roots += [run for run in refs if run]
-        objects = conn.rows(st["objects"], (n,))
+                roots += refs
+        objects = all_plain(_Object, conn.rows(st["objects"], (n,)))
         staged = {k for (k,) in conn.rows("SELECT k FROM sp_stages WHERE n = ?", (n,))}
         garbage = _unreached(objects, roots, staged)
     _probe.at("prune.mark")
@@ -196,12 +197,20 @@ def _prune(conn: Connection, locks: LockFile, n: int, wanted: set[int], space: s
     conn.executemany(st["drop_pause"], [(key(n, row.no),) for row in gone_pauses])
     conn.executemany(st["drop_object"], [(row[0],) for row in garbage])
     conn.execute(st["swept"], (n, len(gone)))
-    size = sum(row[4] for row in gone) + sum(row.size for row in gone_calls)
-    size += sum(16 + len(row[2]) + row[4] for row in garbage)
+    size = sum(size_of(row[4]) for row in gone) + sum(row.size for row in gone_calls)
+    size += sum(16 + size_of(row[4]) + len(row[2]) for row in garbage)
     return Pruned(tuple(row[0] for row in gone), len(gone_calls), len(garbage), size)
 
 
-def _unreached(objects: list[tuple[Any, ...]], roots: list[bytes], staged: set[int]) -> list[tuple[Any, ...]]:
+class _Object(NamedTuple):
+    k: int
+    name: bytes
+    refs: bytes
+    stage: int | None
+    size: int
+
+
+def _unreached(objects: list[_Object], roots: list[bytes], staged: set[int]) -> list[_Object]:
     """Those (k, name, refs, stage, size) that neither a root nor an object of a save on its way reaches."""
     refs_of = {row[1]: row[2] for row in objects}
     if staged:

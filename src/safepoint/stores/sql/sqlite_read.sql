@@ -73,7 +73,8 @@ SELECT count(DISTINCT seq), coalesce(max(seq = ?2), 0) FROM sp_checkpoints
 WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295 AND task = ?1
 
 -- name: count_headers
-SELECT count(DISTINCT seq), count(DISTINCT iif(seq <= ?2 AND space = ?3 AND (?4 IS NULL OR branch = ?4), seq, NULL))
+SELECT count(DISTINCT seq), count(DISTINCT iif(seq <= ?2 AND (space = ?3 OR typeof(space) != 'text')
+    AND (?4 IS NULL OR branch = ?4 OR typeof(branch) != 'text'), seq, NULL))
 FROM sp_checkpoints WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295 AND task = ?1
 
 -- name: count_calls
