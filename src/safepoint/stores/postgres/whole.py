@@ -11,10 +11,10 @@ from safepoint.errors import Unavailable
 from safepoint.rows import Image, Lost, Numbers, Part, TaskRow, classes
 from safepoint.stores import whole
 from safepoint.stores.postgres import needed, rows, stray, sweep, walk
+from safepoint.stores.postgres.mend import Mends
 from safepoint.stores.postgres.walk import KINDS, rows_of
 
 if TYPE_CHECKING:
-    from safepoint.stores.foreseen import Foreseen
     from safepoint.stores.postgres.db import Database
     from safepoint.stores.postgres.link import Link
 
@@ -28,11 +28,8 @@ _BRANCH = ("space", "name", "head_seq", "head_id", "line", "forked_from")
 _BRANCH_TYPES = (_TEXT, _TEXT, _INT, _TEXT, _INT, _INT)
 
 
-class Whole:
+class Whole(Mends):
     """Needs ``_db``, ``_foreseen`` and ``task`` from the store."""
-
-    _db: Database
-    _foreseen: Foreseen
 
     if TYPE_CHECKING:
 

@@ -129,3 +129,6 @@ WHERE s.nspname = %(schema)s AND t.relname LIKE 'sp\_%%' AND a.amname = 'btree' 
 
 -- name: check_index
 SELECT bt_index_check(%(oid)s::bigint::oid::regclass)
+
+-- name: owned
+SELECT 1 FROM {s}.sp_tasks WHERE n = %(n)s UNION ALL SELECT 1 FROM {s}.sp_stages WHERE n = %(n)s
