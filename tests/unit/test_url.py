@@ -11,7 +11,7 @@ from safepoint.errors import UsageError
 from safepoint.rows import CheckpointRow, Commit
 from safepoint.stores import url as module
 from safepoint.stores.memory import MemoryStore
-from safepoint.stores.url import open_store, redact, schemes
+from safepoint.stores.url import open_store, redact, schemes, split_url
 
 
 def first(store, task="t"):
@@ -134,6 +134,27 @@ def test_what_is_refused_says_what_would_do(url, options, says):
     with pytest.raises(UsageError) as caught:
         open_store(url, **options)
     assert says in str(caught.value)
+
+
+def test_openers_of_other_packages_split_urls_as_the_built_in_ones():
+    known = {"pages": (int, "a number of pages")}
+    url = "acme:///my%20folder?timeout=2.5&pages=7"
+    assert split_url(url, {"durability": "process"}, known) == (
+        "/my folder",
+        {"timeout": 2.5, "pages": 7, "durability": "process"},
+    )
+    assert split_url("acme://", {}) == ("", {})
+    for wrong, given, says in (
+        ("acme://h?colour=red", {}, "known ones are durability, pages, timeout"),
+        ("acme://h?pages=x", {}, "'pages' must be a number of pages"),
+        ("acme://h?pages=1", {"pages": 2}, "two values"),
+        ("acme://u:hush@h?pages=1&pages=1", {}, "comes twice"),
+        ("acme://u:hush@h", {"colour": 1}, "unknown option 'colour'"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            split_url(wrong, given, known)
+        assert says in str(caught.value)
+        assert "hush" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

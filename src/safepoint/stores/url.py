@@ -12,17 +12,18 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlencode
 
-from safepoint.errors import UsageError
+from safepoint.errors import SafepointError, Unavailable, UsageError
 from safepoint.model import check_id
 from safepoint.stores.base import Store
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
 
-__all__ = ["ENTRY_POINTS", "clocked", "open_store", "redact", "schemes"]
+__all__ = ["ENTRY_POINTS", "clocked", "open_store", "redact", "schemes", "split_url"]
 
 ENTRY_POINTS = "safepoint.stores"
 """Group under which a package registers ``scheme = "module:callable"``; the callable takes (url, **options)."""
@@ -276,14 +277,73 @@ def _third_party(url: str, scheme: str, found: list[EntryPoint], options: Option
     if len({point.value for point in found}) > 1:
         homes = _listed({point.dist.name if point.dist else point.value for point in found})
         raise UsageError(f"{scheme}:// is offered by more than one package", homes, "Uninstall all but one.")
+    point = found[0]
+    blame = f"Report it to the authors of {point.dist.name if point.dist else point.value}."
     try:
-        opener = found[0].load()
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"the package behind {scheme}:// cannot be loaded", str(error), "Install it again.") from error
-    store: object = opener(url, **options)
+        opener: Any = point.load()
+    except SafepointError:
+        raise  # MissingExtra and its like say themselves what to do
+    except Exception as error:
+        raise UsageError(f"the package behind {scheme}:// cannot be loaded", _said(error), "Install it again.") from error
+    if not callable(opener):
+        raise UsageError(f"{point.value} opens nothing", f"it is a {type(opener).__name__}", blame)
+    _check_takes(url, point.value, opener, options, blame)
+    try:
+        store: object = opener(url, **options)
+    except SafepointError:
+        raise
+    except OSError as error:
+        raise Unavailable(f"{redact(url)!r} cannot be opened", _said(error), "Look at the place that it names.") from error
+    except Exception as error:
+        if isinstance(error, TypeError) and "abstract" in str(error):
+            raise UsageError(f"the store behind {scheme}:// lacks methods of the contract", _said(error), blame) from error
+        raise UsageError(f"{point.value} failed to open {redact(url)!r}", _said(error), blame) from error
     if not isinstance(store, Store):
-        raise UsageError(f"{found[0].value} made no store", f"it made a {type(store).__name__}", "Report it to its authors.")
+        raise UsageError(f"{point.value} made no store", f"it made a {type(store).__name__}", blame)
+    lacking = [name for name in ("url", "timeout", "durability") if not hasattr(store, name)]
+    if lacking:
+        raise UsageError(f"the store behind {scheme}:// does not say what it is", f"it has no {_listed(lacking)}", blame)
+    if redact(store.url) != store.url:
+        raise UsageError(f"the store behind {scheme}:// shows a password", "in its url, which goes into logs", blame)
     return store
+
+
+def _check_takes(url: str, name: str, opener: Any, options: Options, blame: str) -> None:
+    """Name an option that an opener does not take, before it says so in a TypeError of its own."""
+    try:
+        takes = signature(opener).parameters
+    except (TypeError, ValueError):  # written in C: nobody knows
+        return
+    if any(p.kind is Parameter.VAR_KEYWORD for p in takes.values()):
+        return
+    for option in options:
+        if option not in takes and option in _COMMON:
+            raise UsageError(f"{name} does not take {option}=", "every store is opened with durability and timeout", blame)
+        if option not in takes:
+            known = _listed(list(takes)[1:])
+            raise UsageError(
+                f"unknown option {option!r} for {redact(url).partition('?')[0]!r}", f"known ones are {known}", "Correct it."
+            )
+
+
+def _said(error: Exception) -> str:
+    return redact(f"{type(error).__name__}: {error}")
+
+
+def split_url(url: str, given: Mapping[str, Any], known: Mapping[str, Parser] | None = None) -> tuple[str, Options]:
+    """For openers of other packages: what stands between ``scheme://`` and ``?``, and the options of the query and of the call.
+
+    Options are parsed, compared and refused as those of the built-in stores are; ``durability`` and ``timeout`` are known.
+
+    Args:
+        known: For each option of the store's own a function that makes a value of what was given (text, where it comes from the
+            URL) or raises ValueError, and words for what it takes: ``{"pages": (int, "a number of pages")}``.
+
+    Raises:
+        UsageError: an option that is unknown, given twice with two values, or has a value that it cannot have.
+    """
+    path, _, query = url.partition("://")[2].partition("?")
+    return unquote(path), _options(url, {**_COMMON, **(known or {})}, query, dict(given))
 
 
 def _listed(names: Any) -> str:

@@ -1,7 +1,7 @@
 """What every store must pass, to be subclassed by whoever writes one; needs the extra ``testing``.
 
 ``StoreContract`` is a class of pytest tests, ``StoreMachine`` a Hypothesis machine that compares a store with plain dicts.
-docs/stores.md shows the few lines that a store's own test module is made of.
+docs/write-a-store.md shows the few lines that a store's own test module is made of.
 """
 
 from __future__ import annotations
