@@ -27,6 +27,7 @@ from safepoint.stores.postgres import schema as schemas
 from safepoint.stores.postgres.errors import is_lost, may_pass, refused_login, translate
 from safepoint.stores.postgres.link import LateError, Link
 from safepoint.stores.postgres.pool import Pool
+from safepoint.stores.postgres.rows import COLUMNS
 from safepoint.stores.url import redact
 
 __all__ = ["CommitFailed", "Database", "statements"]
@@ -85,19 +86,27 @@ class Database:
         self._info = _conninfo(url, own)
         self._ready = False
         self._pool = Pool(self._connect, pool)
-        self._quoted = '"' + schema.replace('"', '""') + '"'
+        self.quoted = '"' + schema.replace('"', '""') + '"'
         self._sql: dict[str, dict[str, str]] = {}
 
     def sql(self, file: str) -> dict[str, str]:
-        """The statements of a file, with the schema in them; ``%`` is doubled for psycopg where it is meant."""
+        """The statements of a file, with schema and columns in them."""
         found = self._sql.get(file)
         if found is None:
-            found = self._sql[file] = {name: text.format(s=self._quoted) for name, text in statements(file).items()}
+            found = self._sql[file] = {name: text.format(s=self.quoted, **COLUMNS) for name, text in statements(file).items()}
         return found
+
+    def function(self, name: str, count: int) -> str:
+        """The statement that calls a function with so many parameters."""
+        return _call(f"{self.quoted}.{name}", count)
 
     @property
     def closed(self) -> bool:
         return self._pool.closed
+
+    def refuse_closed(self) -> None:
+        if self._pool.closed:
+            raise UsageError("the store is closed", "", "Open it again.")
 
     def close(self) -> None:
         self._pool.close()
@@ -121,7 +130,7 @@ class Database:
             try:
                 answer = fn(link)
             finally:
-                self._end(link, "ROLLBACK")
+                self.end(link, "ROLLBACK")
             return answer
 
         return self.repeat(once)
@@ -143,7 +152,7 @@ class Database:
             try:
                 answer = fn(link)
             except BaseException:
-                self._end(link, "ROLLBACK")
+                self.end(link, "ROLLBACK")
                 raise
             self.commit(link)
             return answer
@@ -181,12 +190,13 @@ class Database:
 
     # -- trying
 
-    def repeat(self, fn: Callable[[Link], T], facts: Mapping[str, Any] | None = None) -> T:
+    def repeat(self, fn: Callable[[Link], T], facts: Mapping[str, Any] | None = None, *, keep: bool = False) -> T:
         """Run ``fn`` on a connection, and on others after it, until it answers or ``timeout`` has passed.
 
         Args:
             facts: ``fn`` writes, and repeating it is harmless: if a try may have been done and no later one answered, Unavailable
                 says so with these in its details. None: it reads, or what it wrote is rolled back where it failed.
+            keep: The connection stays lent when ``fn`` has answered.
         """
         start = time.monotonic()
         end = start + self.timeout
@@ -196,7 +206,7 @@ class Database:
         while True:
             tries += 1
             try:
-                with self.lend(start + self.timeout * FIRST if tries == 1 else end) as link:
+                with self._lend(start + self.timeout * FIRST if tries == 1 else end, keep) as link:
                     return fn(link)
             except CommitFailed as failed:
                 if failed.refused:
@@ -217,7 +227,7 @@ class Database:
             time.sleep(rest)
 
     @contextmanager
-    def lend(self, end: float) -> Iterator[Link]:
+    def _lend(self, end: float, keep: bool) -> Iterator[Link]:
         """A connection of the pool until ``end``. What goes wrong before it is there is _Unsent."""
         try:
             link = self._pool.take(end)
@@ -228,10 +238,23 @@ class Database:
         try:
             link.end = end
             yield link
+        except BaseException:
+            self._pool.give(link)
+            raise
+        if not keep:
+            self._pool.give(link)
+
+    @contextmanager
+    def lent(self) -> Iterator[Link]:
+        """A connection for a while, with ``timeout`` for each answer unless ``end`` is changed; no error in it is translated."""
+        link = self.repeat(lambda link: link, keep=True)
+        try:
+            link.end = time.monotonic() + self.timeout
+            yield link
         finally:
             self._pool.give(link)
 
-    def _end(self, link: Link, how: str) -> None:
+    def end(self, link: Link, how: str) -> None:
         """After an error: the connection is of use only if it can be brought out of its transaction."""
         try:
             if not link.closed:
@@ -247,7 +270,7 @@ class Database:
         try:
             if not self._ready:
                 link.end = end
-                schemas.prepare(link, self.schema, self._quoted, self.url)
+                schemas.prepare(link, self.schema, self.quoted, self.url)
                 self._ready = True
         except BaseException:
             link.drop()
@@ -304,6 +327,11 @@ class Database:
             "application_name": f"safepoint {os.getpid()}",
         }
         return {**{name: value for name, value in mine.items() if name not in given}, "client_encoding": "utf8"}
+
+
+@cache
+def _call(name: str, count: int) -> str:
+    return f"SELECT * FROM {name}({', '.join(['%s'] * count)})"
 
 
 class _Unsent(Exception):

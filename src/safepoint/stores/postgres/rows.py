@@ -16,15 +16,18 @@ from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
 from safepoint.errors import Damaged
-from safepoint.rows import BranchRow, CallRow, CheckpointRow, Head, PauseRow, TaskRow, all_fit, fitting, torn
+from safepoint.rows import BranchRow, CallRow, CheckpointRow, Head, PauseRow, TaskRow, all_fit, classes, fitting, torn
 
 __all__ = [
     "CALL",
     "CHECKPOINT",
+    "COLUMNS",
     "HEADER",
+    "IDS",
     "PAUSE",
     "Array",
     "all_plain",
+    "blobs",
     "branch",
     "call",
     "checkpoint",
@@ -54,6 +57,12 @@ PAUSE = (
     "no", "line", "step", "space", "name", "occurrence", "call_no", "base_seq", "status", "asked_at", "answered_at", "version",
     "seal", "question", "answer",
 )  # fmt: skip
+COLUMNS = {
+    name: ", ".join([f"c.{column}" for column in columns])
+    for name, columns in {"checkpoint": CHECKPOINT, "header": HEADER, "call": CALL, "pause": PAUSE}.items()
+}
+"""What stands for these in the .sql files; the table is named c there."""
+
 _getters: dict[tuple[str, ...], Any] = {names: attrgetter(*names) for names in (CHECKPOINT, CALL, PAUSE)}
 
 Row = TypeVar("Row", CheckpointRow, CallRow, PauseRow)
@@ -155,35 +164,35 @@ class _BytesArrays(Dumper):
 psycopg.adapters.register_dumper(Array, _BytesArrays)
 
 
+IDS = frozenset({"id", "space", "branch"})
+"""Columns of a row that hold ids, as they are."""
+
+
 def values(row: Any, names: tuple[str, ...]) -> list[Any]:
     """The values of a row, as the columns of these names take them."""
-    return [encoded(v) if v.__class__ is str else v for v in _getters[names](row)]
+    return [
+        encoded(v) if v.__class__ is str and name not in IDS else v for name, v in zip(names, _getters[names](row), strict=True)
+    ]
 
 
 # -- rows that come back
 
 
-def _texts_at(cls: type, names: tuple[str, ...]) -> tuple[int, ...]:
-    from safepoint.rows import classes
-
-    return tuple(i for i, allowed in enumerate(classes(cls, names)) if str in allowed)
-
-
 def _maker(cls: type[Row], names: tuple[str, ...]) -> Callable[[tuple[Any, ...]], Row]:
     """What makes a row of its columns. One whose values are of other classes becomes one whose seal is broken."""
     fits = fitting(cls, names)
-    at = _texts_at(cls, names)
+    coded = [i for i, allowed in enumerate(classes(cls, names)) if str in allowed and names[i] not in IDS]
 
     def make(found: tuple[Any, ...]) -> Row:
         if not fits(found):
             if type(found[0]) is not int:
                 raise _damaged(cls.__name__)
             return torn(cls, names, found)
-        for i in at:
-            if found[i] is not None and "\1" in found[i]:
-                found = tuple([decoded(v) if v.__class__ is str else v for v in found])
-                break
-        return cls(**dict(zip(names, found, strict=True)))
+        given = dict(zip(names, found, strict=True))
+        for i in coded:
+            if (text := found[i]) is not None and "\1" in text:
+                given[names[i]] = decoded(text)
+        return cls(**given)
 
     return make
 

@@ -6,21 +6,24 @@ read, removing in sweep, whole tasks in whole; requests and connections under al
 
 from __future__ import annotations
 
-from safepoint.errors import UsageError
+from safepoint.errors import SafepointError, UsageError
 from safepoint.model import Finding
 from safepoint.stores.base import Durability, Store
 from safepoint.stores.foreseen import Foreseen
 from safepoint.stores.postgres import check
+from safepoint.stores.postgres.commit import Commits
 from safepoint.stores.postgres.db import Database
+from safepoint.stores.postgres.leases import Beats, Leases
 from safepoint.stores.postgres.sweep import Removals
 from safepoint.stores.postgres.whole import Whole
+from safepoint.stores.renewing import Renewals
 
 __all__ = ["PostgresStore"]
 
 OPTIONS = ("timeout", "durability", "lease", "pool", "schema")
 
 
-class PostgresStore(Removals, Whole, Store):
+class PostgresStore(Leases, Commits, Removals, Whole, Store):
     """A store in one schema of a PostgreSQL database.
 
     Args:
@@ -50,6 +53,8 @@ class PostgresStore(Removals, Whole, Store):
         self.timeout = timeout
         self.durability = durability
         self._foreseen = Foreseen()
+        self._beats = Beats(self._db)
+        self._renewals = Renewals(lease, self._renew, self._forsake)
 
     # -- the store itself
 
@@ -57,4 +62,14 @@ class PostgresStore(Removals, Whole, Store):
         return check.check(self._db)
 
     def close(self) -> None:
-        self._db.close()
+        if self._db.closed:
+            return
+        left = self._renewals.stop()
+        try:
+            if left:
+                self._forsake(left)  # free at once: nobody is left who could release them
+        except SafepointError:
+            pass  # their time will run out
+        finally:
+            self._beats.close()
+            self._db.close()

@@ -7,8 +7,8 @@
 CREATE TABLE {s}.sp_meta (key text COLLATE "C" PRIMARY KEY, value text COLLATE "C" NOT NULL);
 
 -- Counters live here and never run backwards. They hold the last number that was given.
--- recent: ids of the last commits that landed. A request that was sent twice, since nobody knew whether the first had arrived,
--- may arrive twice.
+-- recent: the last commits without a checkpoint that landed, as last_call/last_pause/id, where the numbers are those before it. A
+-- request that was sent twice, since nobody knew whether the first had arrived, may arrive twice.
 -- sweeps: rises with each; a big save that was staged before it sends all again.
 CREATE TABLE {s}.sp_tasks (
     n bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -163,7 +163,8 @@ CREATE TABLE {s}.sp_pauses (
 );
 
 -- Apart from the task's row, which a commit locks: beats must not wait for it. until: by the server's clock. process: who holds it,
--- for those on the same host; see stores/renewing.py. gone: the holder has said that nobody is behind it any more.
+-- for those on the same host; see stores/renewing.py. gone: the holder has said that nobody is behind it any more. previous: how
+-- the holder before it ended, to be told again if the answer was lost.
 CREATE TABLE {s}.sp_leases (
     task bigint PRIMARY KEY,
     fence bigint NOT NULL,
@@ -174,7 +175,8 @@ CREATE TABLE {s}.sp_leases (
     process bytea NOT NULL,
     holder bytea NOT NULL,
     acquired_at bigint NOT NULL,
-    presumed bigint NOT NULL
+    presumed bigint NOT NULL,
+    previous text COLLATE "C" NOT NULL
 ) WITH (fillfactor = 50);
 
 CREATE TABLE {s}.sp_outbox (
