@@ -2,11 +2,10 @@
 
 import pytest
 
-from safepoint.stores.redis.store import RedisStore
 from safepoint.stores.url import open_store
 from safepoint.testing import Place, Remote, StoreContract, StoreMachine, run_machine
 from tests.support.scale import SOAK
-from tests.support.servers import done_with, fresh_redis_url
+from tests.support.servers import fresh_redis_url
 
 
 class TestRedis(StoreContract):

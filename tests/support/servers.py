@@ -343,7 +343,8 @@ def shared_redis() -> Redis:
 
 
 def shared_cluster() -> RedisCluster:
-    return _the("cluster", RedisCluster)
+    """With append-only files, synced each second: fit for stores of durability ``process``."""
+    return _the("cluster", lambda: RedisCluster(3, "--appendonly", "yes"))
 
 
 def _the(name: str, make: Callable[[], S]) -> S:

@@ -12,7 +12,8 @@ else
   end
   local head = get('b:' .. at)
   if head then
-    seq = text(cmsgpack.unpack(head)[1])
+    local _, number = cmsgpack.unpack_limit(head, 1, 1)
+    seq = text(number)
   end
 end
 if not seq then

@@ -8,7 +8,7 @@ local at = '\0' .. (f[3] or '')
 local head, line = unpack(redis.call('HMGET', key, 'b:' .. at, 'l:' .. at))
 f[16], f[17] = head, line
 if head then
-  local good, value = pcall(cmsgpack.unpack, head)
-  f[18] = good and type(value) == 'table' and type(value[1]) == 'number' and get('h:' .. text(value[1]))
+  local good, _, seq = pcall(cmsgpack.unpack_limit, head, 1, 1)
+  f[18] = good and type(seq) == 'number' and get('h:' .. text(seq))
 end
 return f

@@ -74,6 +74,7 @@ class RedisStore(Commits, Leases, Reads, Removals, Whole, Store):
         if "{" in prefix or "}" in prefix:
             raise UsageError(f"prefix {prefix!r} has braces", "they say where in a cluster a key lies", "Leave them out.")
         self.url = redact(url)
+        self._given = url
         self.timeout = timeout
         self.prefix = prefix
         self._ttl = ttl or 0

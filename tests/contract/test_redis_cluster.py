@@ -1,0 +1,35 @@
+"""The Redis store on a cluster of three, against the contract and against the oracle in a process that is killed."""
+
+import uuid
+
+import pytest
+
+from safepoint.stores.url import open_store
+from safepoint.testing import Place, Remote, StoreContract, StoreMachine, run_machine
+from tests.support.scale import SOAK
+from tests.support.servers import shared_cluster
+
+
+def fresh_cluster_url():
+    """An empty store on the shared cluster: a prefix that no key has yet. It ends with the tests, and is not cleared before."""
+    return f"{shared_cluster().url}?cluster=true&durability=process&prefix=c{uuid.uuid4().hex[:12]}:"
+
+
+class TestRedisCluster(StoreContract):
+    @pytest.fixture
+    def opener(self):
+        url = fresh_cluster_url()
+        return lambda: open_store(url)
+
+
+class ClusterMachine(StoreMachine):
+    if not SOAK:
+        ALWAYS = frozenset()
+
+    def driver(self):
+        return Remote(Place(open_store, (fresh_cluster_url(),)))
+
+
+@pytest.mark.soak
+def test_machine():
+    run_machine(ClusterMachine)
