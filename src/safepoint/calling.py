@@ -398,6 +398,8 @@ class Flow(FlowBase):
 
     def _claimed(self, asked: _Asked, intent: CallWrite, objects: Sequence[Any]) -> None:
         sync = asked.tool.effect != "read"
+        if sync and self.cp.store.multi_host:
+            self._still_ours()  # who is late by its own clock leaves no intent of a call that it may not make
         at("intent.before")
         try:
             done = self.commit(self._calls(intent, objects=objects, sync=sync), claim=asked.request)
@@ -412,10 +414,19 @@ class Flow(FlowBase):
             ) from error
         asked.no = done.calls[0].no
         at("intent.after")
-        if sync and not self.cp.store.holds(self.task, self.guard):
-            # Stopped between the intent and here, and taken over meanwhile: start nothing.
+        if sync:
+            self._still_ours()  # not, if it was stopped between the intent and here, and taken over meanwhile: start nothing
+
+    def _still_ours(self) -> None:
+        """End the run unless its lease is surely still its own."""
+        if not self.cp.store.holds(self.task, self.guard):
             self.end(
-                LeaseLost(f"the lease on task {self.task!r} was taken over", "", "Let the new holder carry on.", task=self.task)
+                LeaseLost(
+                    f"this run does not hold task {self.task!r} any more",
+                    "its lease was taken over, or could not be renewed in time",
+                    "Let the new holder carry on, or resume the task.",
+                    task=self.task,
+                )
             )
 
     def _run(self, asked: _Asked, row: CallRow) -> Script[Any]:
