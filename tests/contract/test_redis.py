@@ -20,7 +20,7 @@ class RedisMachine(StoreMachine):
         ALWAYS = frozenset()
 
     def driver(self):
-        return Remote(Place(open_store, (fresh_redis_url(),)))
+        return Remote(Place(open_store, (fresh_redis_url(),), {"durability": "process"}))
 
 
 @pytest.mark.scaled

@@ -15,9 +15,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from redis import exceptions
 from redis.crc import key_slot
-from redis.exceptions import ResponseError
+from redis.exceptions import AuthenticationError
 
 from safepoint import _probe
 from safepoint.errors import SafepointError, StoreFull, Unavailable, UsageError
@@ -25,6 +24,7 @@ from safepoint.stores.forking import each_at_fork
 from safepoint.stores.redis.layout import Keys
 from safepoint.stores.redis.nodes import Address, Nodes
 from safepoint.stores.redis.pool import Exhausted, Lost, Unsent
+from safepoint.stores.redis.wire import Refused
 from safepoint.stores.url import redact
 
 __all__ = ["Client", "Command", "source"]
@@ -35,19 +35,6 @@ Replies = list[Any]
 OURS = {"timeout", "durability", "lease", "pool", "prefix", "ttl", "wait_replicas", "cluster"}
 """Options in the query of a URL that redis-py is not told of."""
 
-_CODES = {
-    exceptions.NoScriptError: "NOSCRIPT",
-    exceptions.ReadOnlyError: "READONLY",
-    exceptions.OutOfMemoryError: "OOM",
-    exceptions.BusyLoadingError: "LOADING",
-    exceptions.MovedError: "MOVED",
-    exceptions.AskError: "ASK",
-    exceptions.TryAgainError: "TRYAGAIN",
-    exceptions.ClusterDownError: "CLUSTERDOWN",
-    exceptions.MasterDownError: "MASTERDOWN",
-    exceptions.ClusterCrossSlotError: "CROSSSLOT",
-    exceptions.NoPermissionError: "NOPERM",
-}
 _AGAIN = {"LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "BUSY", "NOREPLICAS", "MOVED", "UNBLOCKED"}
 """Refusals that pass by themselves. None of them comes after a script has begun to write."""
 _FULL = re.compile(r"no space|disk (is )?full|quota|RDB snapshots", re.IGNORECASE)
@@ -148,10 +135,10 @@ class Client:
         return self._within(self._nodes.primaries, self.deadline())  # type: ignore[no-any-return]
 
     def ask(self, at: Address, *command: Any) -> Any:
-        """One command to one server; what it refuses is redis-py's ``ResponseError``."""
+        """One command to one server; what it refuses is ``Refused``."""
         deadline = self.deadline()
         (reply,) = self._within(lambda deadline: self._nodes.pool(at).exchange([command], deadline), deadline)
-        if isinstance(reply, ResponseError):
+        if isinstance(reply, Refused):
             raise reply
         return reply
 
@@ -192,13 +179,15 @@ class Client:
                 replies = self._nodes.pool(at).exchange(both, deadline)[1::2]
             else:
                 replies = self._nodes.of(key, deadline).exchange(request, deadline)
-            errors = [reply for reply in replies if isinstance(reply, ResponseError)]
-            if errors and (unknown := [i for i, reply in enumerate(replies) if isinstance(reply, exceptions.NoScriptError)]):
+            errors = [reply for reply in replies if isinstance(reply, Refused)]
+            if errors and (
+                unknown := [i for i, reply in enumerate(replies) if isinstance(reply, Refused) and reply.code == "NOSCRIPT"]
+            ):
                 for i in unknown:
                     request[i] = ("EVAL", texts[i], *request[i][2:])
                 return once(deadline)
             for error in errors:
-                if _code(error) == "ASK":
+                if error.code == "ASK":
                     asking = _address(error)
                 raise error
             return replies
@@ -220,11 +209,11 @@ class Client:
                 raise self._unavailable(f"{error} (of this process)", sent, "Raise pool, or do less at once.") from None
             except Unsent as error:
                 cause: BaseException = error.__cause__ or error
-                if isinstance(cause, exceptions.AuthenticationError) and not isinstance(cause, exceptions.BusyLoadingError):
+                if isinstance(cause, AuthenticationError):
                     raise self._unavailable(str(cause), sent, "Correct user and password in the URL.") from None
             except Lost as error:
                 cause, sent = error.__cause__ or error, True
-            except ResponseError as error:
+            except Refused as error:
                 cause = error
                 self._refuse(error, sent)
             if self.closed:
@@ -232,18 +221,18 @@ class Client:
             left = deadline - time.monotonic()
             if left <= pause:
                 raise self._unavailable(_why(cause), sent, "Look at the server, then try again.") from None
-            if not (isinstance(cause, ResponseError) and _code(cause) == "ASK"):
+            if not (isinstance(cause, Refused) and cause.code == "ASK"):
                 # Jitter, or all who lost the same server come back to it at once.
                 time.sleep(random.uniform(pause / 2, pause))
                 pause = min(pause * 2, 0.5)
             try:
-                self._nodes.changed(deadline, surely=isinstance(cause, ResponseError) and _code(cause) == "MOVED")
+                self._nodes.changed(deadline, surely=isinstance(cause, Refused) and cause.code == "MOVED")
             except Unsent:
                 pass  # so the next try fails likewise
 
-    def _refuse(self, error: ResponseError, sent: bool) -> None:
+    def _refuse(self, error: Refused, sent: bool) -> None:
         """Raise what an answer means, unless it passes by itself."""
-        code, text = _code(error), str(error)
+        code, text = error.code, str(error)
         if code == "OOM" or (code == "MISCONF" and _FULL.search(text)):
             what, remedy = (
                 ("the memory that Redis may use", "Raise maxmemory, or delete tasks; maxmemory-policy must stay noeviction.")
@@ -263,20 +252,10 @@ class Client:
         return Unavailable(what, redact(why), remedy, **({"unknown": True} if sent else {}))
 
 
-def _code(error: BaseException) -> str:
-    for kind, code in _CODES.items():
-        if isinstance(error, kind):
-            return code
-    return str(error).partition(" ")[0]
-
-
-def _address(error: BaseException) -> Address:
-    """Where an ASK points; as redis-py gives it, or as the server wrote it."""
-    host, port = getattr(error, "host", None), getattr(error, "port", None)
-    if host and port:
-        return host, int(port)
-    place = str(error).rpartition(" ")[2].rpartition(":")
-    return place[0], int(place[2])
+def _address(error: Refused) -> Address:
+    """Where an ASK points."""
+    host, _, port = str(error).rpartition(" ")[2].rpartition(":")
+    return host, int(port)
 
 
 def _why(cause: BaseException) -> str:

@@ -16,6 +16,7 @@ from redis.retry import Retry
 
 from safepoint.errors import UsageError
 from safepoint.stores.redis.pool import Lost, Pool, Unsent
+from safepoint.stores.redis.wire import Refused
 from safepoint.stores.url import redact
 
 __all__ = ["Nodes", "kept_query", "settings_of"]
@@ -142,7 +143,7 @@ class Nodes:
             share = min(deadline, time.monotonic() + max(0.2, (deadline - time.monotonic()) / 3))
             try:
                 (found,) = self.pool(at).exchange([("CLUSTER", "SLOTS")], share)
-                if isinstance(found, Exception):
+                if isinstance(found, Refused):
                     raise Unsent from found
             except (Unsent, Lost) as error:
                 cause = error

@@ -1,6 +1,6 @@
 """Connections to one server: few, kept, each lent to one thread at a time, and never handed on with half an answer in it.
 
-redis-py makes them; its own pools wait and try again by rules of their own, while a verb here has one time in which it must end.
+redis-py makes them, with all that logging in and TLS take; its own pools wait and try again by rules of their own, while a verb here has one time in which it must end.
 """
 
 from __future__ import annotations
@@ -11,15 +11,11 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from redis.exceptions import AuthenticationError, BusyLoadingError, RedisError, ResponseError
-from redis.exceptions import ConnectionError as ServerGone
+from redis.exceptions import RedisError
+
+from safepoint.stores.redis.wire import left, packed, replies
 
 __all__ = ["Exhausted", "Lost", "Pool", "Unsent"]
-
-REFUSALS = (BusyLoadingError, AuthenticationError)
-"""Answers after which redis-py hangs up. Whatever was asked was not done."""
-LEAST = 0.001
-"""Seconds that a step is given at least: 0 would mean a socket that does not block."""
 
 
 class Unsent(Exception):
@@ -47,31 +43,23 @@ class Pool:
         self._closed = False
 
     def exchange(self, commands: Sequence[Sequence[Any]], deadline: float) -> list[Any]:
-        """Send these, and return their answers; an error that the server answered is in its place among them.
+        """Send these, and return their answers; a ``Refused`` is in its place among them.
 
         Raises:
             Unsent, Lost: see there.
         """
+        pieces = packed(commands)
         connection = self._take(deadline)
         clean = False
         try:
             self._connect(connection, deadline)
-            packed = connection.pack_commands(commands)
+            sock = connection._sock
             try:
-                connection._sock.settimeout(_left(deadline))
-                connection.send_packed_command(packed, check_health=False)
-                answers: list[Any] = []
-                for _ in commands:
-                    connection._sock.settimeout(_left(deadline))
-                    try:
-                        answers.append(connection.read_response(disable_decoding=True))
-                    except ResponseError as error:
-                        answers.append(error)
-                    except REFUSALS as error:
-                        if answers:
-                            raise
-                        raise Unsent from error
-            except (RedisError, OSError) as error:
+                sock.settimeout(left(deadline))
+                for piece in pieces:
+                    sock.sendall(piece)
+                answers = replies(sock, len(commands), deadline)
+            except (OSError, ValueError) as error:
                 raise Lost from error
             clean = True
             return answers
@@ -82,8 +70,7 @@ class Pool:
             self._give(connection)
 
     def _connect(self, connection: Any, deadline: float) -> None:
-        left = _left(deadline)
-        connection.socket_connect_timeout = connection.socket_timeout = left
+        connection.socket_connect_timeout = connection.socket_timeout = left(deadline)
         try:
             if connection._sock is not None and _is_stale(connection):
                 connection.disconnect()
@@ -95,14 +82,14 @@ class Pool:
         with self._free:
             while True:
                 if self._closed:
-                    raise Unsent from ServerGone("closed")
+                    raise Unsent("it was closed meanwhile")
                 connection = self._idle.pop() if self._idle else self._make() if len(self._lent) < self._most else None
                 if connection is not None:
                     self._lent.add(connection)
                     return connection
-                if (left := deadline - time.monotonic()) <= 0:
+                if (rest := deadline - time.monotonic()) <= 0:
                     raise Exhausted(f"all {self._most} connections are in use")
-                self._free.wait(min(left, 0.1))
+                self._free.wait(min(rest, 0.1))
 
     def _give(self, connection: Any) -> None:
         with self._free:
@@ -134,7 +121,3 @@ def _is_stale(connection: Any) -> bool:
         return bool(connection.can_read(0))
     except (RedisError, OSError):
         return True
-
-
-def _left(deadline: float) -> float:
-    return max(LEAST, deadline - time.monotonic())

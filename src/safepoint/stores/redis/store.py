@@ -10,8 +10,6 @@ import logging
 from functools import partial
 from typing import Any
 
-from redis.exceptions import ResponseError
-
 from safepoint.errors import SafepointError, Unavailable, UsageError
 from safepoint.model import Finding, new_id
 from safepoint.rows import CheckpointRow, Commit, Committed
@@ -25,6 +23,7 @@ from safepoint.stores.redis.nodes import Address
 from safepoint.stores.redis.read import Reads
 from safepoint.stores.redis.sweep import Removals
 from safepoint.stores.redis.whole import Whole
+from safepoint.stores.redis.wire import Refused
 from safepoint.stores.renewing import Renewals
 from safepoint.stores.url import redact
 
@@ -109,7 +108,7 @@ class RedisStore(Commits, Leases, Reads, Removals, Whole, Store):
                             *(self.url, name, found[1].decode() if len(found) == 2 else "of its own"),
                         )
                         return "process"
-        except ResponseError as error:
+        except Refused as error:
             log.warning("durability is 'process', as far as is known: %s does not tell how it is set up: %s", self.url, error)
             return "process"
         return "full"
@@ -133,7 +132,7 @@ class RedisStore(Commits, Leases, Reads, Removals, Whole, Store):
     def _ask(self, at: Address, *command: Any) -> Any:
         try:
             return self._client.ask(at, *command)
-        except ResponseError as error:
+        except Refused as error:
             raise check.Refused(str(error)) from None
 
     def _write_and_read(self) -> None:
