@@ -154,3 +154,21 @@ def test_the_counts_and_pointers_of_each_page(tmp_path: Path, at: int, bit: int)
         with safepoint.open(f"sqlite:///{path}") as cp:
             for task, seq in sorted(wanted):
                 assert damage.content(cp.load(task, seq=seq)) == done[task][seq]
+
+
+def test_a_task_that_the_index_of_names_has_lost_is_not_begun_anew(tmp_path: Path) -> None:
+    """One bit of a name in the index: what is asked for by it is there, and must not be there twice."""
+    damage.fill(str(tmp_path / "agent.db"))
+    path = damage.copied(tmp_path / "agent.db", tmp_path / "damaged")
+    data = path.read_bytes()
+    page = next(p for p in range(0, len(data), 8192) if data[p] == 10 and b"three" in data[p : p + 8192] and b"two" in data[p:])
+    at = data.index(b"three", page)
+    path.write_bytes(data[:at] + b"t`ree" + data[at + 5 :])
+    with safepoint.open(f"sqlite:///{path}") as cp:
+        for begin in (lambda: cp.resume("three", recover="auto"), lambda: cp.save(safepoint.State("three"))):
+            with pytest.raises(Damaged):
+                begin()
+        with pytest.raises(Damaged):
+            cp.tasks()
+        assert cp.load("three", seq=1).seq == 1
+        assert cp.save(safepoint.State("four")).seq == 1

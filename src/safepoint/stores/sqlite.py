@@ -229,6 +229,7 @@ class SQLiteStore(Leases, Reads, Removals, Whole, Mends, Store):
             return look
         if commit.checkpoint is None or commit.guard is not None:
             raise self._gone_task(conn, commit.task)
+        self._refuse_hidden(conn, commit.task)
         n = conn.rows(self._sql["new_task"], (commit.task, now(), branch_sum(commit.task, "main")))[0][0]
         self._refuse_taken(conn, n, commit.task)
         return self._look(conn, commit)

@@ -119,6 +119,7 @@ class Leases(Watched):
     def _take(self, conn: Connection, task: str, holder: bytes, claim: Claim, steal: bool) -> tuple[int, Grant]:
         found = conn.rows(self._sql["lease"], (task,))
         if not found:
+            self._refuse_hidden(conn, task)
             n = conn.rows(self._sql["new_task"], (task, now(), branch_sum(task, "main")))[0][0]
             self._refuse_taken(conn, n, task)
             found = [(n, *[None] * 8)]

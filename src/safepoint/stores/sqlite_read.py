@@ -72,6 +72,9 @@ class Reads(Watched):
         with self._db.reading() as conn:
             found = conn.rows(reads()["tasks"] + where, (after, limit))
         rows = [sqlite_rows.task(row) for row in found]
+        for row, columns in zip(rows, found, strict=True):
+            if columns[-1] is not None and columns[-1] != branch_sum(row.task, row.branch):
+                raise self._unsound(row.task, "its name, or that of its current branch, is not what was written")
         self._refuse_lost_tasks(
             {row.task: (columns[-3], row.created_at, columns[-2]) for row, columns in zip(rows, found, strict=True)},
             whole=len(rows) < limit,

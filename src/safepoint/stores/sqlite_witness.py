@@ -146,6 +146,12 @@ class Watched:
         if self._witness.read(self._db.name, n, strict=True) is not None:
             raise witness.tasks_missing(self._db.path, 1, task=task)
 
+    def _refuse_hidden(self, conn: Connection, task: str) -> None:
+        """Refuse to begin a task that is there, and that only the index of names has lost: it would be there twice."""
+        for n, _ in self._witness.find(self._db.name, task, self._last(conn)):
+            if conn.rows("SELECT task FROM sp_tasks NOT INDEXED WHERE n = ?", (n,)) == [(task,)]:
+                raise self._unsound(task, "it is missing in the index of names")
+
     def _slot(self, conn: Connection, n: int) -> Slot:
         return Slot(*plain(_Counters, conn.rows(reads()["slot"], (n,))[0]))
 
