@@ -12,9 +12,9 @@ for entry, stage, batches, till in string.gmatch(stages, '(;([^;/]+)/(%d+)/(%d+)
   end
 end
 if redis.call('HEXISTS', key, 't:id') == 0 then
-  -- What the first save of a task left that never came to be.
-  if #live == 0 then redis.call('UNLINK', key) end
-  return false
+  -- A first save on its way, which expires by itself; or a task that has lost its name.
+  local left = redis.call('HMGET', key, 'n', 'count', 'branches', 't:created')
+  return (left[1] or left[2] or left[3] or left[4]) and {'damaged'} or false
 end
 if table.concat(live) ~= stages then
   for i = 1, #expired, 1000 do redis.call('HDEL', key, unpack(expired, i, math.min(i + 999, #expired))) end

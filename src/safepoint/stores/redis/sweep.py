@@ -63,9 +63,12 @@ class Start(NamedTuple):
 
 
 def start(client: Client, task: str) -> Start | None:
+    """None if there is no such task; Damaged if only the rest of one."""
     found = client.write("sweep_begin", client.keys.of(task))
     if not found:
         return None
+    if len(found) == 1:
+        raise Damaged(f"task {task!r} is damaged", "its row is gone", "Nothing was changed. See `safepoint verify`.", task=task)
     w, created, born, numbers, branches, current, fence, token, state, gone, process, staged = found
     live = dead = None
     if state == b"held" and gone != b"1":

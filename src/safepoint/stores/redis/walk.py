@@ -7,24 +7,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from safepoint.errors import Damaged
-from safepoint.rows import BranchRow, Image, Lost, Part, TaskRow
+from safepoint.rows import BranchRow, CallRow, CheckpointRow, Image, Lost, Part, PauseRow, TaskRow, replace
 from safepoint.stores.redis import layout
-from safepoint.stores.redis.sweep import BYTES, PAGE, numbered, start, values_of
+from safepoint.stores.redis.sweep import BYTES, PAGE, numbered, values_of
 
 if TYPE_CHECKING:
     from safepoint.stores.redis.client import Client
 
-__all__ = ["OTHERS", "ROW", "branch", "branch_values", "names_of", "place", "row_fields", "walk"]
+__all__ = ["ROW", "branch", "branch_values", "has_rows", "is_known", "names_of", "place", "row_fields", "walk"]
 
 _KINDS: dict[bytes, tuple[str, Callable[[int, bytes], Any]]] = {
     b"c:": ("call", layout.call),
     b"p:": ("pause", layout.pause),
 }
 ROW = re.compile(rb"([hrcp]):([1-9]\d{0,15})")
-OTHERS = re.compile(
+_OTHERS = re.compile(
     rb"t:[a-z]+|f:[a-z]+|n|w|born|count|branches|open|asks|stages|q|q:\d+|[kgj]:\d+|[ibl]:[^\0]*\0[^\0]+|s:.*", re.DOTALL
 )
 
@@ -36,13 +36,21 @@ def walk(client: Client, task: str, row_of: Callable[[str], TaskRow | None]) -> 
     if not lengths:
         return
     where = f"key {key.decode()}"
-    if b"t:id" not in lengths and not any(ROW.fullmatch(name) or name[:2] in {b"b:", b"l:"} for name in lengths):
+    if b"t:id" not in lengths and not _are_rows(lengths):
         return  # what a first save on its way has staged
+    w = client.command("HGET", key, "w")
     yield from _head(client, task, where, row_of)
     yield from _branches(client, key, lengths, where)
-    yield from _checkpoints(client, key, lengths, where)
+    told = _Told({}, set(), set())
+    for part in _checkpoints(client, key, lengths, where):
+        if isinstance(part, CheckpointRow):
+            told.ids[layout.field("i", part.space, part.id)] = b"%d" % part.seq
+        yield part
     for prefix, (kind, make) in _KINDS.items():
-        yield from _rows(client, key, lengths, prefix, kind, make, where)
+        for part in _rows(client, key, lengths, prefix, kind, make, where):
+            if isinstance(part, CallRow | PauseRow) and (entry := layout.open_entry(part)):
+                (told.open if kind == "call" else told.asks).add(entry)
+            yield part
     for name, value in _in_batches(client, key, sorted(n for n in lengths if n[:2] == b"o:"), lengths):
         if value is None:
             continue
@@ -50,7 +58,7 @@ def walk(client: Client, task: str, row_of: Callable[[str], TaskRow | None]) -> 
             yield Lost(f"object {name[2:].hex()}", f"{where}, field {name!r}", "it is cut off", kind="object", name=name[2:])
         else:
             yield layout.obj(name[2:], value)
-    yield from _discord(client, task, key, lengths, where)
+    yield from _discord(client, key, where, w, told)
 
 
 def _head(client: Client, task: str, where: str, row_of: Callable[[str], TaskRow | None]) -> Iterator[Part]:
@@ -62,20 +70,54 @@ def _head(client: Client, task: str, where: str, row_of: Callable[[str], TaskRow
     try:
         row = row_of(task)
     except Damaged as error:
-        yield Lost(f"the row of task {task!r}", where, error.why or error.what, kind="task")
-        return
-    if row is None:
-        if client.command("EXISTS", client.keys.task(task)):
-            yield Lost(
-                f"the row of task {task!r}",
-                f"{where}, field t:id",
-                "it is gone, and rows that belong to it are there",
-                kind="task",
-            )
-    elif row.task != task:
-        yield Lost(f"the row of task {task!r}", f"{where}, field t:id", f"it says {row.task!r}", kind="task")
+        # Something that is read along with it is damaged (a head, a branch), or it is itself.
+        row = _bare_row(client, task)
+        if row is None or row.task != task:
+            yield Lost(f"the row of task {task!r}", where, error.why or error.what, kind="task")
     else:
-        yield row
+        if row is None and (row := _bare_row(client, task)) is not None:
+            why = "it is gone, and rows that belong to it are there"
+            yield Lost(f"the row of task {task!r}", f"{where}, field t:id", why, kind="task")
+    if row is not None:
+        yield replace(row, task=task)  # whose key it is, is told by the key
+
+
+def _bare_row(client: Client, task: str) -> TaskRow | None:
+    """The row as far as its own fields tell it; None if these cannot be read."""
+    names = ("id", "status", "branch", "agent", "input", "reason", "raised", "parent", "attempts", "created", "updated")
+    found = client.command("HMGET", client.keys.task(task), *[f"t:{name}" for name in names])
+    id, status, branch, agent, given, reason, raised, parent, *numbers = found
+    try:
+        attempts, created, updated = map(int, numbers)
+        return TaskRow(
+            task=layout.decoded(id or b""),
+            status=layout.decoded(status),
+            branch=layout.decoded(branch),
+            agent=layout.decoded(agent or b""),
+            input=given or b"",
+            reason=layout.decoded(reason or b""),
+            raised=raised or b"",
+            parent=None if parent is None else layout.decoded(parent),
+            attempts=attempts,
+            created_at=created,
+            updated_at=updated,
+        )
+    except (Damaged, AttributeError, TypeError, ValueError):
+        return None
+
+
+def is_known(name: bytes) -> bool:
+    """Whether a task has fields of such a name."""
+    return name[:2] == b"o:" or ROW.fullmatch(name) is not None or _OTHERS.fullmatch(name) is not None
+
+
+def has_rows(client: Client, key: bytes) -> bool:
+    """Whether there is anything of a task but objects, which may be staged for one that is still to come."""
+    return _are_rows(names_of(client, key))
+
+
+def _are_rows(names: Iterable[bytes]) -> bool:
+    return any(ROW.fullmatch(name) or name[:2] in {b"b:", b"l:"} for name in names)
 
 
 def place(client: Client, task: str, kind: str, key: Any) -> str:
@@ -209,21 +251,33 @@ def _rows(
             yield Lost(f"{kind} {no}", f"{where}, field {prefix.decode()}{no}", error.why, kind=kind, first=no, last=no)
 
 
-def _discord(client: Client, task: str, key: bytes, lengths: dict[bytes, int], where: str) -> Iterator[Lost]:
-    """What counts, marks and names say otherwise than the rows do: looked at only if nothing was written meanwhile."""
-    at = start(client, task)
-    if at is None:
+class _Told(NamedTuple):
+    """What the rows say that is written elsewhere too."""
+
+    ids: dict[bytes, bytes]
+    open: set[bytes]
+    asks: set[bytes]
+
+
+def _discord(client: Client, key: bytes, where: str, w: bytes | None, told: _Told) -> Iterator[Lost]:
+    """What counts, marks and names say otherwise than the rows do, if nothing was written since the walk began."""
+    now, given, *opened = client.command("HMGET", key, "w", "n", "open", "asks")
+    try:
+        last = layout.numbers_of(given)
+    except Damaged:
+        return  # it has been said
+    if now != w:
         return
     names = names_of(client, key)
     rows = {kind: {int(m[2]) for n in names if (m := ROW.fullmatch(n)) and m[1] == kind} for kind in (b"h", b"c", b"p")}
     found: list[Lost] = []
     try:
-        for kind, block, last, what in (
-            (b"h", "k", at.numbers.seq, "checkpoint"),
-            (b"c", "g", at.numbers.call, "call"),
-            (b"p", "j", at.numbers.pause, "pause"),
+        for kind, block, most, what in (
+            (b"h", "k", last.seq, "checkpoint"),
+            (b"c", "g", last.call, "call"),
+            (b"p", "j", last.pause, "pause"),
         ):
-            marked = set(numbered(client, key, block, last))
+            marked = set(numbered(client, key, block, most))
             if marked != rows[kind]:
                 why = f"the task counts {len(marked)}, and {len(rows[kind])} are there"
                 missing, many = len(marked - rows[kind]), len(rows[kind] - marked)
@@ -235,12 +289,21 @@ def _discord(client: Client, task: str, key: bytes, lengths: dict[bytes, int], w
             found.append(Lost("the count of checkpoints is wrong", f"{where}, field count", why, kind="checkpoint"))
     except Damaged as error:
         found.append(Lost("counts cannot be read", where, f"the counts of rows: {error.why}", kind="structure"))
+    ids = {name: value for name, value in values_of(client, key, [n for n in names if n[:2] == b"i:"]) if value is not None}
+    unread = {b"%d" % seq for seq in rows[b"h"]} - set(told.ids.values())  # whose ids nobody knows
+    found += [
+        Lost("an id of a checkpoint", f"{where}, field {field!r}", "it and the rows differ", kind="structure")
+        for field, seq in sorted(ids.items() ^ told.ids.items())
+        if seq not in unread
+    ]
+    for name, value, wanted in zip((b"open", b"asks"), opened, (told.open, told.asks), strict=True):
+        if set(re.findall(rb";[^;]*", value or b"")) != wanted:
+            why = "it and the rows differ in what is open"
+            found.append(Lost(f"the list {name.decode()}", f"{where}, field {name.decode()}", why, kind="structure"))
     found += [
         Lost(f"field {name!r}", where, "no such field belongs to a task", kind="foreign")
         for name in sorted(names)
-        if not (ROW.fullmatch(name) or OTHERS.fullmatch(name) or name[:2] == b"o:")
+        if not is_known(name)
     ]
-    if found:
-        again = start(client, task)
-        if again is not None and again.w == at.w:
-            yield from found
+    if found and client.command("HGET", key, "w") == w:
+        yield from found
