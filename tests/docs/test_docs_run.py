@@ -6,16 +6,26 @@ import sys
 
 import pytest
 
+from tests.support import servers
 from tests.support.paths import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+SERVERS = {
+    '"postgresql://agents@db.example.com/agents"': servers.fresh_postgres_url,
+    '"redis://cache.example.com/0"': servers.fresh_redis_url,
+}
+"""What a page calls its server; the one that is there in its place."""
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if BLOCK.search(p.read_text(encoding="utf-8"))], ids=lambda p: p.name)
 def test_python_blocks_run(page, tmp_path):
     # As a module of its own in a process of its own: what a reader would paste, with nothing of ours around it.
     source = "\n".join(BLOCK.findall(page.read_text(encoding="utf-8")))
+    for named, fresh in SERVERS.items():
+        if named in source:
+            source = source.replace(named, repr(fresh()))
+    assert not re.search(r"(postgresql|redis)://[^\s\"]*example\.com", re.sub(r"#.*", "", source)), "a server that nobody runs"
     script = tmp_path / "page.py"
     script.write_text(source, encoding="utf-8")
     for time in ("first", "second"):  # the second finds what the first has stored
