@@ -11,12 +11,14 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import time
 
 import pytest
 
 import safepoint
 from safepoint import State
 from safepoint.cli import main
+from tests.integration.conftest import new_url
 
 
 def levels(cp):
@@ -133,6 +135,31 @@ def test_the_standard_librarys_sqlite_in_this_process_is_an_error(tmp_path, monk
         # Another process sees its own descriptors, and nothing wrong with them.
         assert check(f"sqlite:///{path}")[1]["descriptors"] == "ok"
         other.close()
+
+
+@pytest.mark.parametrize("kind", ["postgres", "redis"])
+def test_a_server_is_checked_by_the_command(kind, tmp_path):
+    url = new_url(kind, tmp_path)
+    code, found, said = check(url)
+    assert {"write", "server", "role", "replicas", "clock"} <= set(found)
+    assert found["write"] == "ok"
+    assert code == (1 if "error" in found.values() else 0)
+    assert [name for name, f in said.items() if f["level"] != "ok" and not f["remedy"]] == []
+    with safepoint.open(url) as cp:
+        assert cp.tasks() == []
+
+
+@pytest.mark.parametrize("url", ["postgresql://u:hush@127.0.0.1:1/x?timeout=1", "redis://u:hush@127.0.0.1:1/0?timeout=1"])
+def test_a_server_that_is_not_there_is_an_error_within_the_timeout(url):
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "safepoint", "--store", url, "check"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert time.monotonic() - began < 20
+    assert done.returncode in (1, 4)
+    assert "127.0.0.1:1" in done.stdout + done.stderr
+    assert "hush" not in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_an_error_of_the_check_is_exit_code_1_and_a_warning_0(tmp_path):
