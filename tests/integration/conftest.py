@@ -8,7 +8,7 @@ import safepoint
 from tests.support import servers
 from tests.support.runs import World
 
-STORES = ("memory", "sqlite", "file")
+STORES = ("memory", "sqlite", "file", "postgres", "redis")
 """Where the behaviours that concern every store are tried: any of "memory", "sqlite", "file", "postgres" and "redis"."""
 
 

@@ -11,7 +11,7 @@ import safepoint
 from safepoint import State
 from safepoint.errors import SafepointError
 from safepoint.model import KINDS
-from tests.integration.conftest import STORES
+from tests.integration.conftest import STORES, new_url
 from tests.support import samples
 from tests.support.scale import scale
 
@@ -69,8 +69,7 @@ PHASES = (Phase.explicit, Phase.generate)
 @pytest.mark.scaled
 @pytest.mark.parametrize("store", STORES)
 def test_field_case_10a_whatever_save_accepts_load_accepts(store, tmp_path):
-    urls = {"memory": f"memory://{uuid.uuid4()}", "sqlite": f"sqlite:///{tmp_path}/a.db", "file": f"file:///{tmp_path}/files"}
-    accepted = 0
+    url, accepted = new_url(store, tmp_path), 0
 
     @settings(max_examples=scale(30, 250), deadline=None, suppress_health_check=list(HealthCheck), database=None, phases=PHASES)
     @example(task="t", branch="main", fields={}, saving={})
@@ -93,7 +92,7 @@ def test_field_case_10a_whatever_save_accepts_load_accepts(store, tmp_path):
             cp.load(task, branch=branch),
             cp.load(task, id=head.id),
         ]
-        with safepoint.open(urls[store], types=samples.CLASSES) as again:
+        with safepoint.open(url, types=samples.CLASSES) as again:
             found.append(again.load_latest(task))
             assert [c.problem for c in again.list_checkpoints(task, check=True)] == [None]
         for one in found:
@@ -107,6 +106,6 @@ def test_field_case_10a_whatever_save_accepts_load_accepts(store, tmp_path):
         found[0].messages.append("and on")
         assert cp.save(found[0]).parent_seq == head.seq
 
-    with safepoint.open(urls[store], types=samples.CLASSES) as cp:
+    with safepoint.open(url, types=samples.CLASSES) as cp:
         check()
     assert accepted > scale(0, 10)

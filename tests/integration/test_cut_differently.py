@@ -38,12 +38,6 @@ class Queue:
         return run_agent(self.step, task_id="t", store=self.cp, **options)
 
 
-@pytest.fixture(params=["memory://", "sqlite:///{}"], ids=["memory", "sqlite"])
-def cp(request, tmp_path):
-    with safepoint.open(request.param.format(tmp_path / "agent.db")) as cp:
-        yield cp
-
-
 def interrupted(cp, sizes, crash_after, items="abcdef", save_every=1, **declared):
     queue = Queue(cp, list(items), **declared)
     queue.sizes, queue.crash_after = sizes, crash_after

@@ -124,8 +124,9 @@ def test_a_live_run_keeps_its_task_to_itself(cp):
 
 @pytest.fixture
 def sp(url, tmp_path, capsys, monkeypatch):
-    if url.startswith("memory"):
-        pytest.skip("persistent is False")
+    with safepoint.open(url) as cp:
+        if not cp.store.persistent:
+            pytest.skip("persistent is False")
 
     def run(*args, editor="pass", stdin="", as_json=False):
         script = tmp_path / "editor.py"
@@ -195,7 +196,7 @@ def test_accept(sp, url, tmp_path):
         assert code == 2
         assert " edit`" in err
         return
-    file = tmp_path / "checkpoints" / "t" / "main" / "2.json"
+    file = tmp_path / "agent" / "t" / "main" / "2.json"
     file.write_text(file.read_text(encoding="utf-8").replace("message 1", "by hand"), encoding="utf-8")
     code, _, err = sp("show", "t")
     assert code != 0

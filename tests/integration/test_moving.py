@@ -9,10 +9,8 @@ import json
 import os
 import stat
 import threading
-import uuid
 from typing import Any
 
-import apsw
 import pytest
 
 import safepoint
@@ -31,12 +29,17 @@ from safepoint import (
 from safepoint.cli import main
 from safepoint.model import new_id
 from safepoint.rows import Commit, TaskPatch
-from tests.support import moved
+from tests.integration.conftest import STORES, new_url
+from tests.support import moved, spoil
 from tests.support.moved import Flat, facts, fill, rich
 from tests.support.runs import Death, died
 from tests.support.scale import scale
 
-KINDS = ["memory", "file", "sqlite"]
+SERVERS = [kind for kind in STORES if kind in {"postgres", "redis"}]
+AMONG = [pair for pair in itertools.product(STORES, STORES) if not set(pair) & set(SERVERS)]
+"""Copies between all that need no server; to and from each server in a ring, so that each is once on either side of something
+else, and to itself."""
+RING = [*zip(["memory", *SERVERS], [*SERVERS, "file"], strict=True), *zip(SERVERS, SERVERS, strict=True)] if SERVERS else []
 
 
 class Places:
@@ -51,12 +54,7 @@ class Places:
             store = Flat()
             self.stack.callback(store.close)
             return self.stack.enter_context(safepoint.open(store))
-        url = {
-            "memory": f"memory://{uuid.uuid4()}",
-            "sqlite": f"sqlite:///{self.folder}/{n}.db",
-            "file": f"file:///{self.folder}/{n}",
-        }[kind]
-        return self.stack.enter_context(safepoint.open(url))
+        return self.stack.enter_context(safepoint.open(new_url(kind, self.folder, str(n))))
 
 
 @pytest.fixture
@@ -77,7 +75,7 @@ def everything(cp):
 # -- copying
 
 
-@pytest.mark.parametrize(("a", "b"), list(itertools.product(KINDS, KINDS)))
+@pytest.mark.parametrize(("a", "b"), [*AMONG, *RING])
 def test_a_store_is_copied_into_any_other(place, a, b):
     one, two = place(a), place(b)
     fill(one)
@@ -103,7 +101,7 @@ def test_a_store_is_copied_into_any_other(place, a, b):
         assert {row.seq: row.digest for row in three.list_checkpoints("rich")} == digests
 
 
-@pytest.mark.parametrize(("a", "b"), [("memory", "flat"), ("flat", "sqlite"), ("sqlite", "memory")])
+@pytest.mark.parametrize(("a", "b"), [("memory", "flat"), ("flat", "sqlite"), ("sqlite", "memory"), *RING])
 def test_a_copy_goes_on_as_the_original_would(place, a, b):
     one, two = place(a), place(b)
     rich(one, "t")
@@ -130,7 +128,7 @@ def test_a_copy_goes_on_as_the_original_would(place, a, b):
     assert one.status("t").status == "waiting"
 
 
-@pytest.mark.parametrize(("a", "b"), [("memory", "sqlite"), ("memory", "flat"), ("sqlite", "memory")])
+@pytest.mark.parametrize(("a", "b"), [("memory", "sqlite"), ("memory", "flat"), ("sqlite", "memory"), *RING])
 def test_a_copy_follows_its_original(place, a, b):
     one, two = place(a), place(b)
     rich(one, "t")
@@ -153,7 +151,7 @@ def test_a_copy_follows_its_original(place, a, b):
     assert facts(two, "t") == facts(one, "t")
 
 
-@pytest.mark.parametrize("b", ["memory", "sqlite", "file"])
+@pytest.mark.parametrize("b", STORES)
 def test_a_save_onto_the_copy_while_it_is_renewed_is_not_lost(place, b, monkeypatch):
     one, two = place("memory"), place(b)
     rich(one, "t")
@@ -176,7 +174,7 @@ def test_a_save_onto_the_copy_while_it_is_renewed_is_not_lost(place, b, monkeypa
     assert two.load_latest("t").messages[-1] == "own"
 
 
-@pytest.mark.parametrize("b", ["memory", "sqlite", "flat"])
+@pytest.mark.parametrize("b", ["memory", "sqlite", "flat", *SERVERS])
 @pytest.mark.parametrize("own", ["checkpoint", "both", "other", "answer"])
 def test_what_has_a_life_of_its_own_is_left_alone(place, b, own):
     one, two = place("memory"), place(b)
@@ -207,8 +205,9 @@ def test_what_has_a_life_of_its_own_is_left_alone(place, b, own):
     assert tasks(two) == ["t", "u"]
 
 
-def test_a_task_that_is_held_is_copied_as_it_stands_or_refused(place):
-    one, two = place("sqlite"), place("memory")
+@pytest.mark.parametrize("a", ["sqlite", *SERVERS])
+def test_a_task_that_is_held_is_copied_as_it_stands_or_refused(place, a):
+    one, two = place(a), place("memory")
     with one.resume("t") as run:
         run.state.messages.append("said")
         run.save()
@@ -229,7 +228,7 @@ def test_a_task_that_is_held_is_copied_as_it_stands_or_refused(place):
         one.copy_to(5)
 
 
-@pytest.mark.parametrize(("a", "b"), [("memory", "flat"), ("sqlite", "memory")])
+@pytest.mark.parametrize(("a", "b"), [("memory", "flat"), ("sqlite", "memory"), *((a, "memory") for a in SERVERS)])
 def test_each_copy_of_a_busy_task_is_one_moment(place, a, b):
     one = place(a)
     stop = threading.Event()
@@ -270,7 +269,7 @@ def test_each_copy_of_a_busy_task_is_one_moment(place, a, b):
     assert not errors
 
 
-@pytest.mark.parametrize(("a", "b"), [("memory", "sqlite"), ("sqlite", "flat"), ("flat", "memory")])
+@pytest.mark.parametrize(("a", "b"), [("memory", "sqlite"), ("sqlite", "flat"), ("flat", "memory"), *RING])
 def test_other_spaces_of_a_task_go_along(place, a, b):
     one, two = place(a), place(b)
     rich(one, "t")
@@ -298,7 +297,7 @@ def break_object(cp, task, seq):
     return row
 
 
-@pytest.mark.parametrize("b", ["memory", "sqlite", "flat"])
+@pytest.mark.parametrize("b", ["memory", "sqlite", "flat", *SERVERS])
 def test_what_is_damaged_is_not_handed_on(place, b):
     one, two = place("memory"), place(b)
     state = State("t")
@@ -324,9 +323,9 @@ def test_what_is_damaged_is_not_handed_on(place, b):
         one.export("t", io.BytesIO())
 
 
-@pytest.mark.parametrize("kind", ["file", "sqlite"])
+@pytest.mark.parametrize("kind", [kind for kind in STORES if kind != "memory"])
 def test_damage_on_a_disk_is_not_handed_on(place, tmp_path, kind):
-    url = f"{kind}:///{tmp_path}/hurt"
+    url = new_url(kind, tmp_path, "hurt")
     with safepoint.open(url) as one:
         state = State("t")
         for i in range(6):
@@ -334,12 +333,11 @@ def test_damage_on_a_disk_is_not_handed_on(place, tmp_path, kind):
             state.messages.append({"content": f"{i}" * 300})
             one.save(state)
         want = one.load("t", seq=5).messages
+        if one.store.chunked:
+            assert spoil.spoil(one, "t", b"555", "corrupt") == 1
     if kind == "file":
         (document,) = (tmp_path / "hurt").rglob("6.json")
         document.write_text(document.read_text().replace("555", "565", 1))
-    else:
-        with contextlib.closing(apsw.Connection(f"{tmp_path}/hurt")) as conn:
-            conn.execute("UPDATE sp_objects SET data = zeroblob(9) WHERE rowid = (SELECT max(rowid) FROM sp_objects)")
     with safepoint.open(url) as one:
         two = place("memory")
         with pytest.raises(Damaged, match="checkpoint 6"):
@@ -367,7 +365,7 @@ def test_a_call_that_is_damaged_is_never_left_out(place):
 # -- files
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("name", ["t.safepoint", "t.safepoint.gz"])
 def test_through_a_file_and_back(place, tmp_path, kind, name):
     one = place(kind)
@@ -382,7 +380,7 @@ def test_through_a_file_and_back(place, tmp_path, kind, name):
     one.export("t", file)
     assert file.read_bytes() == data, "equal exports are equal files"
     assert sorted(os.listdir(tmp_path))[0:1] != [".t"], "no temporary file is left"
-    for other in KINDS:
+    for other in STORES if kind not in SERVERS else (kind, "memory"):
         two = place(other)
         told.clear()
         done = two.import_(file, progress=told.append)
@@ -422,8 +420,7 @@ def test_a_file_is_strict_json_for_people(place, tmp_path):
     assert any("patch" in line.get("checkpoint", {}) for line in lines)
 
 
-@pytest.mark.parametrize("a", ["sqlite", "flat"])
-@pytest.mark.parametrize("b", KINDS)
+@pytest.mark.parametrize(("a", "b"), [*((a, b) for a in ("sqlite", "flat") for b in STORES), *((a, a) for a in SERVERS)])
 def test_one_checkpoint_with_its_journal(place, tmp_path, a, b):
     one, two = place(a), place(b)
     done = []
@@ -495,7 +492,7 @@ def test_an_older_checkpoint_is_one_to_go_on_from(place):
         one.export("nothing", io.BytesIO())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STORES)
 def test_a_checkpoint_whose_later_calls_are_gone_repeats_no_write(place, kind):
     one, two = place(kind), place("memory")
     sent = []
@@ -575,7 +572,7 @@ def test_a_pipe_is_written_to_as_it_is(place):
 # -- field cases
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STORES)
 def test_field_case_18_big_integers_through_an_export(place, tmp_path, kind):
     numbers = [2**63 - 1, 2**63, 2**64, -(2**63) - 1, int.from_bytes(bytes(range(1, 33)), "big"), 10**2000, -(2**5000)]
     value = {"n": numbers, "keys": {n: str(i) for i, n in enumerate(numbers)}, "deep": [{"x": (n,)} for n in numbers]}
@@ -595,7 +592,7 @@ def test_field_case_18_big_integers_through_an_export(place, tmp_path, kind):
     assert again.load_latest("t").agent_state == value
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STORES)
 def test_field_case_70_names_in_an_import_are_never_paths(place, tmp_path, kind):
     inside = tmp_path / "inside"
     inside.mkdir()
@@ -647,7 +644,7 @@ def refused(data, *errors):
         assert tasks(cp) == []
 
 
-@pytest.mark.parametrize("b", ["memory", "sqlite", "file"])
+@pytest.mark.parametrize("b", STORES)
 def test_an_import_that_somebody_came_before_and_that_was_killed_is_set_right(place, tmp_path, monkeypatch, b):
     one, two = place("memory"), place(b)
     rich(one, "t")
@@ -677,7 +674,7 @@ def test_an_import_that_somebody_came_before_and_that_was_killed_is_set_right(pl
     assert {row.base_seq for row in rows} == {report.seq}
 
 
-@pytest.mark.parametrize("b", ["memory", "sqlite", "file"])
+@pytest.mark.parametrize("b", STORES)
 def test_the_same_import_at_the_same_time_is_one_import(place, tmp_path, monkeypatch, b):
     one, two = place("memory"), place(b)
     rich(one, "t")
@@ -696,9 +693,9 @@ def test_the_same_import_at_the_same_time_is_one_import(place, tmp_path, monkeyp
     assert two.import_(tmp_path / "one").result == "unchanged"
 
 
-@pytest.mark.parametrize("b", ["memory", "sqlite", "file"])
+@pytest.mark.parametrize("b", STORES)
 def test_fences_of_a_task_that_was_moved_go_on(place, tmp_path, b):
-    one, copied, imported, onto = place("sqlite"), place(b), place(b), place(b)
+    one, copied, imported, onto = place(b if b in SERVERS else "sqlite"), place(b), place(b), place(b)
     for _ in range(4):
         with one.resume("t") as run:
             run.save()
@@ -827,11 +824,11 @@ def test_a_file_with_any_field_changed_is_refused_or_whole(whole):
 
 
 @pytest.mark.scaled
-@pytest.mark.parametrize("store", ["sqlite", "file"])
+@pytest.mark.parametrize("store", [kind for kind in STORES if kind != "memory"])
 def test_numbers_at_their_limits_fit_every_store_or_are_refused(whole, tmp_path, store):
     lines = [json.loads(line) for line in whole.splitlines()][:-1]
     of_each = {next(iter(line)): i for i, line in enumerate(lines)}
-    with safepoint.open(f"{store}:///{tmp_path}/store") as cp:
+    with safepoint.open(new_url(store, tmp_path, "store")) as cp:
         cp.save(State("other", messages=["own"]))
         before = facts(cp, "other")
         tried = 0
@@ -1009,7 +1006,7 @@ def place_of(text, tmp_path):
     return cp
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STORES)
 def test_values_as_deep_as_may_be_go_through_a_file(place, kind):
     lists: list[Any] = []
     tuples: tuple[Any, ...] = ()

@@ -8,7 +8,7 @@ import pytest
 import safepoint
 from safepoint import Damaged, InDoubt, UsageError
 from safepoint.cli.ending import run as command
-from tests.integration.conftest import STORES
+from tests.integration.conftest import STORES, new_url
 from tests.support.runs import declare
 
 
@@ -61,9 +61,7 @@ def test_a_task_that_is_gone(url, capsys):
 
 @pytest.mark.parametrize("kind", STORES)
 def test_one_that_is_not_older(kind, tmp_path):
-    with safepoint.open(
-        {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path}/b.db", "file": f"file:///{tmp_path}/b"}[kind]
-    ) as cp:
+    with safepoint.open(new_url(kind, tmp_path)) as cp:
         cp.save(safepoint.State("t"))
         with pytest.raises(UsageError, match="not older"):
             cp.accept("t")

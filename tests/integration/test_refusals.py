@@ -10,6 +10,7 @@ import pytest
 
 import safepoint
 from safepoint import Done, InDoubt, InvalidState, NotDone, RefusedType, Retention, State, UsageError, run_agent, tool
+from tests.integration.conftest import STORES, new_url
 
 CANARY = "c4n4ry"
 
@@ -188,7 +189,7 @@ def test_an_argument_that_cannot_be_meant_is_refused_by_name(cp, use, says):
     ],
 )  # fmt: skip
 def test_an_option_of_open_that_cannot_be_meant_is_refused_by_name(tmp_path, options, says):
-    for url in ("memory://", f"sqlite:///{tmp_path}/agent.db"):
+    for kind in STORES:
         with pytest.raises(UsageError, match=says):
-            safepoint.open(url, **options)
+            safepoint.open(new_url(kind, tmp_path), **options)
     assert list(tmp_path.iterdir()) == []

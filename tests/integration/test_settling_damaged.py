@@ -1,7 +1,5 @@
 """Calls in doubt and questions are seen and settled although other records of their task are damaged."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,18 +7,16 @@ import pytest
 import safepoint
 from safepoint import Damaged, Done
 from safepoint.cli.ending import run as command
-from safepoint.rows import replace
-from safepoint.stores.memory import MemoryStore
-from tests.integration.conftest import STORES
+from tests.integration.conftest import STORES, new_url
 from tests.support.runs import declare
+from tests.support.spoil import change_call
 
 LOST = 3
 
 
 @pytest.fixture(params=STORES)
 def cp(request, tmp_path):
-    url = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path}/a.db", "file": f"file:///{tmp_path}/a"}[request.param]
-    with safepoint.open(url) as cp:
+    with safepoint.open(new_url(request.param, tmp_path)) as cp:
         yield cp
 
 
@@ -45,17 +41,10 @@ def torn(cp, world):
 
 def damage(cp):
     """Call 3 as a disk would spoil it, past the library."""
-    store = cp.store
-    if isinstance(store, MemoryStore):
-        calls = store._shared.tasks["t"].calls
-        calls[LOST] = replace(calls[LOST], seal=bytes(16))
-    elif cp.store.chunked:
-        program = (
-            "import apsw, sys; apsw.Connection(sys.argv[1]).execute('UPDATE sp_calls SET seal = zeroblob(16) WHERE no = 3')"
-        )
-        subprocess.run([sys.executable, "-c", program, store.path], check=True)
+    if cp.store.chunked:
+        change_call(cp, "t", LOST, seal=bytes(16))
     else:
-        (journal,) = Path(store.url.removeprefix("file://")).glob("*/journal*")
+        (journal,) = Path(cp.store.url.removeprefix("file://")).glob("*/journal*")
         lines = journal.read_bytes().splitlines(keepends=True)
         hit = [i for i, line in enumerate(lines) if b'"no":3' in line.replace(b" ", b"")]
         assert hit

@@ -107,8 +107,8 @@ _CALL_AT = (3, 2, 6, 7, 11, 12, 13, 9, 8, 28)
 def calls(path: Where, task: str) -> list[dict[str, Any]]:
     """The journal of a task, by number."""
     if kind_of(path) in ("redis", "cluster"):
-        found = [value for name, value in sorted(fields_of(path, task).items()) if name.startswith(b"c:")]
-        made = [dict(zip(CALL, (row[i] for i in _CALL_AT), strict=True)) for row in map(msgspec.msgpack.decode, found)]
+        stored = [value for name, value in sorted(fields_of(path, task).items()) if name.startswith(b"c:")]
+        made = [dict(zip(CALL, (row[i] for i in _CALL_AT), strict=True)) for row in map(msgspec.msgpack.decode, stored)]
         return sorted(made, key=lambda row: row["no"])
     found = rows(
         path,
@@ -130,8 +130,8 @@ def pauses(path: Where, task: str) -> list[tuple[str, str]]:
 
 def status(path: Where, task: str) -> str | None:
     if kind_of(path) in ("redis", "cluster"):
-        found = fields_of(path, task).get(b"t:status")
-        return found.decode() if found is not None else None
+        stored = fields_of(path, task).get(b"t:status")
+        return stored.decode() if stored is not None else None
     return next((s for (s,) in rows(path, "SELECT status FROM {s}sp_tasks WHERE task = ?", task)), None)
 
 
@@ -183,3 +183,19 @@ def fields_of(where: Where, task: str) -> dict[bytes, bytes]:
     with rawrows.redis_client(url) as client:
         found: dict[bytes, bytes] = client.hgetall(key_of(url, task))
         return found
+
+
+_LENGTHS = """
+local found = {}
+for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
+    found[#found + 1] = {name, redis.call('HSTRLEN', KEYS[1], name)}
+end
+return found
+"""
+
+
+def lengths(where: Where, task: str) -> dict[bytes, int]:
+    """How long the value of each field of a task is, without reading it."""
+    url = str(where)
+    with rawrows.redis_client(url) as client:
+        return dict(client.eval(_LENGTHS, 1, key_of(url, task)))

@@ -15,11 +15,13 @@ from typing import Any
 
 import msgspec
 
+from safepoint.model import Obj
 from safepoint.rows import replace
 from safepoint.stores.memory import MemoryStore
+from safepoint.stores.redis import layout
 from tests.support import raw, rawrows
 
-__all__ = ["change_call", "change_checkpoint", "change_object", "drop_calls", "lengthen_root", "spoil"]
+__all__ = ["change_call", "change_checkpoint", "change_object", "drop_calls", "lengthen_root", "spoil", "spoil_any"]
 
 
 def spoil(cp: Any, task: str, holds: bytes, how: str = "missing", *, seq: int | None = None) -> int:
@@ -31,6 +33,14 @@ def spoil(cp: Any, task: str, holds: bytes, how: str = "missing", *, seq: int | 
     names = [name for name, obj in found[1].items() if holds in obj.data]
     for name in names:
         change_object(cp, task, name, None if how == "missing" else b"v\0")
+    return len(names)
+
+
+def spoil_any(cp: Any, task: str, holds: bytes) -> int:
+    """Change every object of a task whose bytes hold these, whatever reaches it. Returns how many."""
+    names = [part.name for part in cp.store.walk(task) if isinstance(part, Obj) and holds in part.data]
+    for name in names:
+        change_object(cp, task, name, b"v\0")
     return len(names)
 
 
@@ -62,7 +72,7 @@ def change_object(where: Any, task: str, name: bytes, data: bytes | None) -> Non
         field = b"o:" + name
 
         def change(old: bytes) -> bytes | None:
-            return None if data is None else old[: 4 + int.from_bytes(old[:4])] + data
+            return None if data is None else old[: 4 + int.from_bytes(old[:4])] + data + old[-layout.STAMP :]
 
         _field(of, task, field, change)
     elif data is None:
