@@ -7,7 +7,7 @@ with its own if they differ (see stores/foreseen.py). A repeated request is answ
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -18,14 +18,14 @@ from psycopg.pq import TransactionStatus
 from safepoint import _probe
 from safepoint.errors import SafepointError, Unavailable, UsageError
 from safepoint.model import Obj, check_id
-from safepoint.rows import CallRow, CheckpointRow, Commit, Committed, Guard, Head, Numbers, PauseRow, TaskPatch
+from safepoint.rows import CallRow, Commit, Committed, Guard, Head, Numbers, TaskPatch
 from safepoint.stores import holder as people
 from safepoint.stores import refusals
 from safepoint.stores.foreseen import Foreseen, Ready, ready
 from safepoint.stores.postgres.db import CommitFailed, Database, run
 from safepoint.stores.postgres.link import Link
 from safepoint.stores.postgres.read import Reads
-from safepoint.stores.postgres.rows import IDS, Array, blobs, encoded, ints, texts
+from safepoint.stores.postgres.rows import IDS, blobs, encoded, ints, texts
 from safepoint.stores.renewing import Renewals, is_dead
 
 __all__ = ["BATCH", "Commits", "patch_names"]
@@ -51,19 +51,15 @@ PAUSE_TEXTS = ("space", "name", "status")
 PAUSE_BYTES = ("seal", "question", "answer")
 
 
-class _Answer(NamedTuple):
-    word: str
-    numbers: list[int | None]
-    names: list[str | None]
-    blobs: list[bytes | None]
+class _Answer:
+    """What the server says: a word, the task's numbers, and what belongs to the word (see postgres_commit_1.sql)."""
 
-    @property
-    def last(self) -> Numbers:
-        return Numbers(*self.numbers[:5])  # type: ignore[arg-type]
+    __slots__ = ("last", "more", "word")
 
-    @property
-    def more(self) -> list[Any]:
-        return self.numbers[5:]
+    def __init__(self, said: list[str | None]) -> None:
+        self.word = said[0]
+        self.last = Numbers(*map(int, said[1:6]))  # type: ignore[arg-type]
+        self.more = said[6:]
 
 
 class _Stage(NamedTuple):
@@ -102,15 +98,17 @@ class Commits(Reads):
         objects = () if stage is not None else commit.objects
         while True:
             made = ready(commit, self._foreseen.get(commit.task))
-            parameters = _parameters(commit, made, objects, stage)
+            parts = _parts(commit, made, objects, stage, self._sync(commit))
 
-            def once(link: Link, parameters: Any = parameters, dead: str | None = dead) -> _Answer:
-                return self._send(link, commit, parameters, dead, None)
+            def once(link: Link, parts: _Parts = parts, dead: str | None = dead) -> _Answer:
+                return self._send(link, parts, dead, None)
 
             _probe.at("commit.before")
             answer = self._db.repeat(once, facts)
             if answer.word == "unstaged":
                 # Somebody has swept the task since the objects were sent: all of them are sent again, with the rows.
+                if stage is not None:
+                    self._forget(stage)
                 stage, objects = None, commit.objects
             elif answer.word == "held" and (found := self._proven_dead(answer)) is not None and found != dead:
                 dead = found
@@ -119,37 +117,22 @@ class Commits(Reads):
                 if time.monotonic() >= end:
                     raise Unavailable(f"task {commit.task!r} is busy", "others write to it all the time", "Do it again.")
             else:
-                done = self._answered(commit, made, answer)
+                done = self._answered(commit, made, answer, parts)
                 return done if stage is None else _with_size(done, stage.size)
 
-    def _send(self, link: Link, commit: Commit, parameters: list[Any], dead: str | None, xact: str | None) -> _Answer:
-        statement = self._db.function("sp_commit_1", 18)
-        guard = commit.guard or (None, None)
-        return _Answer(
-            *run(
-                link,
-                statement,
-                (
-                    commit.task,
-                    commit.id,
-                    *guard,
-                    parameters[0] | self._flags(commit),
-                    self._db.patience(link),
-                    dead,
-                    xact,
-                    *parameters[1:],
-                ),
-            )[0]
-        )
+    def _send(self, link: Link, parts: _Parts, dead: str | None, xact: str | None) -> _Answer:
+        i, s, b = parts
+        i[1], s[3], s[4] = self._db.patience(link), dead, xact
+        return _Answer(run(link, self._db.function("sp_commit_1", 3), (ints(i), texts(s), blobs(b)))[0][0])
 
-    def _flags(self, commit: Commit) -> int:
-        return _SYNC if commit.sync and self._db.sync else 0
+    def _sync(self, commit: Commit) -> bool:
+        return commit.sync and self._db.sync
 
     def _proven_dead(self, answer: _Answer) -> str | None:
-        token, process = answer.names[0] or "", answer.blobs[0] or b""
-        return token if is_dead(process, token) else None
+        token, process = answer.more[:2]
+        return token if is_dead(_unhex(process), token or "") else None
 
-    def _answered(self, commit: Commit, made: Ready, answer: _Answer) -> Committed:
+    def _answered(self, commit: Commit, made: Ready, answer: _Answer, parts: _Parts) -> Committed:
         """The outcome of a commit in the contract's terms."""
         task, new, more = commit.task, commit.checkpoint, answer.more
         if answer.word == "no_task":
@@ -160,15 +143,13 @@ class Commits(Reads):
             head = None
             if new is not None:
                 head = Head(made.next.seq, commit.id) if commit.moves_head else commit.expect
-            return Committed(
-                None if new is None else made.next.seq, head, False, made.calls, made.pauses, more[0] + _row_bytes(made)
-            )
+            written = int(more[0] or 0) + _row_bytes(parts)
+            return Committed(None if new is None else made.next.seq, head, False, made.calls, made.pauses, written)
         if answer.word == "existed":
-            seq, parent, at = more
-            head = None if at is None else Head(at, answer.names[1] or "")
-            return refusals.existing(commit, head, seq, answer.names[0] or "", parent, answer.blobs[0] or b"")
+            seq, parent, branch, digest, *at = more
+            return refusals.existing(commit, _head(at), int(seq or 0), branch or "", _whole(parent), _unhex(digest))
         if answer.word == "repeated":
-            return self._repeated(commit, *more)
+            return self._repeated(commit, int(more[0] or 0), int(more[1] or 0))
         raise self._refusal(commit, answer)
 
     def _refusal(self, commit: Commit, answer: _Answer) -> SafepointError:
@@ -176,19 +157,23 @@ class Commits(Reads):
         match answer.word:
             case "lost":
                 assert commit.guard is not None
-                if answer.names[0]:
-                    self._renewals.lose(task, answer.names[0])
-                return refusals.lost(task, commit.guard, more[0])
+                return self._lost(task, commit.guard, more)
             case "held":
-                return people.lease_held(task, answer.blobs[1] or b"", more[0])
+                return people.lease_held(task, _unhex(more[2]), int(more[3] or 0))
             case "moved":
-                return refusals.moved(commit, _head(more, answer.names))
+                return refusals.moved(commit, _head(more))
             case "not_at_head":
-                return refusals.not_at_head(commit, answer.names[1] or "", _head(more, answer.names))
+                return refusals.not_at_head(commit, more[2] or "", _head(more))
             case "gone":
                 assert commit.stands_on is not None
                 return refusals.gone(task, commit.stands_on)
         return _row_refusal(task, answer)
+
+    def _lost(self, task: str, guard: Guard, more: list[str | None]) -> SafepointError:
+        fence, token = more
+        if token is not None:
+            self._renewals.lose(task, token)
+        return refusals.lost(task, guard, _whole(fence))
 
     def _repeated(self, commit: Commit, call: int, pause: int) -> Committed:
         """A commit without a checkpoint that has landed before: its rows as they are now. The numbers are those before it."""
@@ -213,13 +198,14 @@ class Commits(Reads):
 
     def _stage(self, commit: Commit) -> _Stage:
         """Send the objects of a big save ahead in requests of about 1 MB, so that others wait for one of them only."""
-        statement = self._db.function("sp_stage_1", 10)
+        statement = self._db.columns_of("sp_stage_1", 10)
         guard = commit.guard or (None, None)
         k: int | None = None
         n: int | None = None
         sweeps = 0
         for batch in _batches(commit.objects):
-            packed = _objects(batch)
+            each = _each(batch)
+            packed = [blobs([obj[k] for obj in each]) for k in range(3)]
 
             def once(link: Link, k: int | None = k, n: int | None = n, packed: Any = packed) -> Any:
                 return run(link, statement, (commit.task, *guard, self._db.patience(link), k, n, STAGED_FOR, *packed))[0]
@@ -280,22 +266,21 @@ class Commits(Reads):
         db = self._db
         try:
             db.begin(link, True)
-            word, numbers, names = run(link, db.function("sp_transact_1", 5), (task, *guard, call.no, call.version))[0]
+            answer = _Answer(run(link, db.function("sp_transact_1", 5), (task, *guard, call.no, call.version))[0][0])
         except psycopg.Error as error:
             db.end(link, "ROLLBACK")
             raise db.translate(error) from error
         except BaseException:
             db.end(link, "ROLLBACK")
             raise
-        answer = _Answer(word, numbers, names or [], [])
-        if word == "done":
+        if answer.word == "done":
             self._foreseen.put(task, answer.last)
-            return str(names[0])
+            return answer.more[0] or ""
         db.end(link, "ROLLBACK")
-        if word == "no_task":
+        if answer.word == "no_task":
             raise refusals.no_task(task)
-        if word == "lost":
-            raise refusals.lost(task, guard, answer.more[0])
+        if answer.word == "lost":
+            raise self._lost(task, guard, answer.more)
         raise _row_refusal(task, answer)
 
     def _finish(self, link: Link, xact: str, task: str, guard: Guard, call: CallRow, commit: Commit) -> Committed:
@@ -325,8 +310,9 @@ class Commits(Reads):
             raise _ended(commit.id, task, call)
         while True:
             made = ready(commit, self._foreseen.get(task))
+            parts = _parts(commit, made, commit.objects, None, self._sync(commit))
             try:
-                answer = self._send(link, commit, _parameters(commit, made, commit.objects, None), None, xact)
+                answer = self._send(link, parts, None, xact)
             except psycopg.Error as error:
                 raise self._db.translate(error) from error
             if answer.word == "ended":
@@ -334,7 +320,7 @@ class Commits(Reads):
             if answer.word != "numbers":
                 break
             self._foreseen.put(task, answer.last)
-        done = self._answered(commit, made, answer)
+        done = self._answered(commit, made, answer, parts)
         if done.existed:  # the effect would be there without a record of this call
             raise UsageError(f"id {commit.id!r} of task {task!r} is taken", "all was rolled back", "Use a new id.")
         return done
@@ -411,14 +397,29 @@ def patch_names(patch: TaskPatch | None) -> list[str | None]:
     return [status, agent, reason, patch.parent, patch.branch]
 
 
-def _parameters(commit: Commit, made: Ready, objects: tuple[Obj, ...], stage: _Stage | None) -> list[Any]:
-    """What sp_commit_1 takes from ``flags`` on, without the waiting time, dead and xact in between."""
-    flags = _ANYWAY * commit.anyway + _AT_HEAD * commit.at_head + _MOVES * commit.moves_head
-    i: list[int | None] = []
-    s: list[str | None] = []
-    b: list[bytes | None] = []
+_Parts = tuple[list[int | None], list[str | None], list[bytes | None]]
+
+
+def _parts(commit: Commit, made: Ready, objects: tuple[Obj, ...], stage: _Stage | None, sync: bool) -> _Parts:
+    """What sp_commit_1 takes."""
+    flags = _ANYWAY * commit.anyway + _AT_HEAD * commit.at_head + _MOVES * commit.moves_head + _SYNC * sync
     if made.checkpoint is not None:
         flags += _WITH_ROW
+    none = (None, None)
+    fence, token = commit.guard or none
+    expect, on = commit.expect or none, commit.stands_on or none
+    each = _each(objects)
+    patch = commit.patch
+    i: list[int | None] = [
+        *(flags, 0, fence, expect[0], on[0], commit.line),
+        *_counted(made.last),
+        *_counted(made.next),
+        *(len(made.calls), len(made.pauses), len(each)),
+        *((None, None, None) if stage is None else stage[:3]),
+    ]
+    s: list[str | None] = [commit.task, commit.id, token, None, None, expect[1], on[1], *patch_names(patch)]
+    b: list[bytes | None] = [None, None] if patch is None else [patch.raised, patch.input]
+    if made.checkpoint is not None:
         _add_checkpoint(made.checkpoint, i, s, b)
     for row, version in zip(made.calls, made.call_versions, strict=True):
         i.append(version)
@@ -426,18 +427,17 @@ def _parameters(commit: Commit, made: Ready, objects: tuple[Obj, ...], stage: _S
     for pause, version in zip(made.pauses, made.pause_versions, strict=True):
         i.append(version)
         _add_pause(pause, i, s, b)
-    expect, on, last, after = commit.expect or (None, None), commit.stands_on or (None, None), made.last, made.next
-    num = ints(
-        [
-            *(expect[0], on[0], commit.line, last.seq, last.call, last.pause, last.position, len(made.calls), len(made.pauses)),
-            *((None, None, None) if stage is None else stage[:3]),
-            *(after.seq, after.call, after.pause, after.position),
-        ]
-    )
-    patch = commit.patch
-    names = texts([expect[1], on[1], *patch_names(patch)])
-    more = (None, None) if patch is None else (patch.raised, patch.input)
-    return [flags, num, names, ints(i), texts(s), blobs(b), *_objects(objects), *more]
+    for k in range(3):
+        b += [obj[k] for obj in each]
+    return i, s, b
+
+
+_counted = attrgetter("seq", "call", "pause", "position")
+
+
+def _each(objects: Iterable[Obj]) -> list[Obj]:
+    """Each name once, in one order for all, so that no two requests wait for each other."""
+    return sorted({obj.name: obj for obj in objects}.values())
 
 
 def _adder(whole: tuple[str, ...], words: tuple[str, ...], raw: tuple[str, ...]) -> Callable[..., None]:
@@ -458,14 +458,6 @@ _add_call = _adder(CALL_INTS, CALL_TEXTS, CALL_BYTES)
 _add_pause = _adder(PAUSE_INTS, PAUSE_TEXTS, PAUSE_BYTES)
 
 
-def _objects(objects: tuple[Obj, ...] | list[Obj]) -> tuple[Array | None, Array | None, Array | None]:
-    """Names, refs and data; each name once, in one order for all, so that no two requests wait for each other."""
-    if not objects:
-        return None, None, None
-    each = sorted({obj.name: obj for obj in objects}.values())
-    return blobs([obj.name for obj in each]), blobs([obj.refs for obj in each]), blobs([obj.data for obj in each])
-
-
 def _batches(objects: tuple[Obj, ...]) -> Iterator[list[Obj]]:
     batch: list[Obj] = []
     size = 0
@@ -483,15 +475,11 @@ def _size(objects: tuple[Obj, ...]) -> int:
     return sum([16 + len(obj.refs) + len(obj.data) for obj in objects])
 
 
-def _row_bytes(made: Ready) -> int:
-    rows: list[CheckpointRow | CallRow | PauseRow] = [*made.calls, *made.pauses]
-    if made.checkpoint is not None:
-        rows.append(made.checkpoint)
-    return sum([len(v) for row in rows for v in _fields(row) if v.__class__ is bytes or v.__class__ is str])
-
-
-def _fields(row: Any) -> list[Any]:
-    return [getattr(row, name) for name in row.__struct_fields__]
+def _row_bytes(parts: _Parts) -> int:
+    """Bytes of texts and blobs in the rows of a commit."""
+    i, s, b = parts
+    rows = [*s[12:], *b[2 : len(b) - 3 * (i[16] or 0)]]
+    return sum([len(value) for value in rows if value is not None])
 
 
 def _with_size(done: Committed, size: int) -> Committed:
@@ -503,17 +491,28 @@ def _with_size(done: Committed, size: int) -> Committed:
 # -- answers
 
 
-def _head(more: list[Any], names: list[str | None] | None) -> Head | None:
-    return Head(more[0], (names or [""])[0] or "") if more and more[0] is not None else None
+def _whole(text: str | None) -> int | None:
+    return None if text is None else int(text)
+
+
+def _unhex(text: str | None) -> bytes:
+    return bytes.fromhex(text or "")
+
+
+def _head(at: list[str | None]) -> Head | None:
+    """The seq and id that an answer's words begin with."""
+    return Head(int(at[0]), at[1] or "") if at and at[0] is not None else None
 
 
 def _row_refusal(task: str, answer: _Answer) -> SafepointError:
-    no, there, expected = answer.more
-    if answer.word in {"no_call", "no_pause"}:
-        return refusals.no_row(task, answer.word[3:], no)
-    if answer.word in {"call", "pause"}:
-        return refusals.changed(task, answer.word, no, there, expected)
-    return Unavailable(f"the store answered {answer.word!r}", "this library does not know that", "Use the newer safepoint.")
+    word = answer.word or ""
+    if word not in {"no_call", "no_pause", "call", "pause"}:
+        return Unavailable(f"the store answered {word!r}", "this library does not know that", "Use the newer safepoint.")
+    no, there, expected = map(_whole, answer.more)
+    assert no is not None
+    if there is None or expected is None:
+        return refusals.no_row(task, word.removeprefix("no_"), no)
+    return refusals.changed(task, word, no, there, expected)
 
 
 def _ended(id: str, task: str, call: CallRow) -> Unavailable:

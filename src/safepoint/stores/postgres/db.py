@@ -97,8 +97,12 @@ class Database:
         return found
 
     def function(self, name: str, count: int) -> str:
-        """The statement that calls a function with so many parameters."""
-        return _call(f"{self.quoted}.{name}", count)
+        """The statement that calls a function with so many parameters; its answer is one value."""
+        return f"SELECT {_call(f'{self.quoted}.{name}', count)}"
+
+    def columns_of(self, name: str, count: int) -> str:
+        """As ``function``, of one whose answer has several columns."""
+        return f"SELECT * FROM {_call(f'{self.quoted}.{name}', count)}"
 
     @property
     def closed(self) -> bool:
@@ -142,9 +146,8 @@ class Database:
 
         Args:
             again: Doing all of it twice is doing it once; so it is repeated also when COMMIT did not answer.
-            facts: What is told in ``details`` if it may have been done.
-        Raises:
-            CommitFailed: unless ``again``: COMMIT did not answer.
+            facts: What is told in ``details``, with ``unknown=True``, if it may have been done: without ``again``, as soon as one
+                COMMIT did not answer.
         """
 
         def once(link: Link) -> T:
@@ -159,7 +162,10 @@ class Database:
 
         if again:
             return self.repeat(once, facts or {})
-        return self.repeat(once)
+        try:
+            return self.repeat(once)
+        except CommitFailed as failed:
+            raise _unknown(failed.cause, facts or {}) from failed
 
     def begin(self, link: Link, sync: bool, *, wait: bool = True) -> None:
         """Begin a transaction whose locks are waited for no longer than its answers."""
@@ -331,7 +337,7 @@ class Database:
 
 @cache
 def _call(name: str, count: int) -> str:
-    return f"SELECT * FROM {name}({', '.join(['%s'] * count)})"
+    return f"{name}({', '.join(['%s'] * count)})"
 
 
 class _Unsent(Exception):

@@ -53,7 +53,7 @@ class Leases:
         """Ask until the lease is ours or somebody is in the way. When it was asked for; fence, presumed, previous."""
         dead: str | None = None
         looked: str | None = None
-        statement = self._db.function("sp_acquire_1", 10)
+        statement = self._db.columns_of("sp_acquire_1", 10)
         end = time.monotonic() + self._db.timeout
         while True:
             sent_at = clock()

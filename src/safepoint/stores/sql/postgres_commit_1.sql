@@ -24,199 +24,169 @@ CREATE FUNCTION {s}.sp_now_1() RETURNS bigint LANGUAGE sql AS $$
     SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 $$;
 
--- A commit, in the order of Store.commit. Rows come in three arrays by the class of their values: the checkpoint first, then the
--- calls, then the pauses, each with its values in the order of the columns below; calls and pauses begin with the version that
--- they must have now.
+-- A commit, in the order of Store.commit. All of it comes in three arrays by the class of its values, since each parameter costs
+-- the server as much as looking up a row. First what is told here, then the rows: the checkpoint, the calls, the pauses, each
+-- with its values in the order of the columns below; calls and pauses begin with the version that they must have now. After them, in
+-- b, names, refs and data of the objects.
 --
--- flags: 1 anyway, 2 at_head, 4 durable, 8 with a checkpoint, 16 it moves the head.
--- num: 1 expect, 2 stands_on, 3 line of a new branch, 4..7 the last seq, call, pause and position that were foreseen, 8 and 9 calls
---     and pauses in it, 10 to 12 a stage with the task and sweeps that it knew, 13 to 16 the last seq, call, pause and position after it.
--- str: 1 id of expect, 2 id of stands_on, 3 to 7 the patch.
--- dead: token of a holder that is proven to have ended. xact: the transaction that this must be.
+-- i: 1 flags (1 anyway, 2 at_head, 4 durable, 8 with a checkpoint, 16 it moves the head), 2 milliseconds for a lock, 3 fence of the
+--     guard, 4 expect, 5 stands_on, 6 line of a new branch, 7 to 10 the last seq, call, pause and position that were foreseen, 11 to 14
+--     those after it, 15 to 17 how many calls, pauses and objects there are, 18 to 20 a stage with the task and sweeps that it knew.
+-- s: 1 task, 2 id, 3 token of the guard, 4 token of a holder that is proven to have ended, 5 the transaction that this must be, 6 id
+--     of expect, 7 id of stands_on, 8 to 12 status, agent, reason, parent and branch of the patch.
+-- b: 1 raised and 2 input of the patch.
 --
--- answer: done, numbers, existed, repeated, lost, held, no_task, moved, not_at_head, gone, no_call, call, no_pause, pause, unstaged,
---     ended. numbers: the task's last seq, call, pause, line, position; then what belongs to the answer.
-CREATE FUNCTION {s}.sp_commit_1(
-    p_task text, p_id text, p_fence bigint, p_token text, flags int, wait int, dead text, xact text, num bigint[], str text[],
-    i bigint[], s text[], b bytea[], o_name bytea[], o_refs bytea[], o_data bytea[], p_raised bytea, p_input bytea,
-    OUT answer text, OUT numbers bigint[], OUT names text[], OUT blobs bytea[]
-) LANGUAGE plpgsql AS $$
+-- Returns a word (done, numbers, existed, repeated, lost, held, no_task, moved, not_at_head, gone, no_call, call, no_pause, pause,
+-- unstaged, ended), the task's last seq, call, pause, line and position, and what belongs to the word.
+--
+-- Plans must not depend on what a session happened to see first: all that is looked up here is found by its key.
+CREATE FUNCTION {s}.sp_commit_1(i bigint[], s text[], b bytea[]) RETURNS text[]
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
 DECLARE
+    with_row boolean := i[1] & 8 <> 0;
+    -- Where the values of the calls, of the pauses and of the objects begin, less one.
+    ci int := CASE WHEN with_row THEN 28 ELSE 20 END;
+    cs int := CASE WHEN with_row THEN 17 ELSE 12 END;
+    cb int := CASE WHEN with_row THEN 8 ELSE 2 END;
+    pi int := ci + 16 * i[15];
+    ps int := cs + 6 * i[15];
+    pb int := cb + 10 * i[15];
+    ob int := pb + 3 * i[16];
     t record;
     l record;
+    last text[];
     at_seq bigint;
     at_id text;
     v bigint;
-    ci bigint := 0;
-    cs bigint := 0;
-    cb bigint := 0;
-    pi bigint;
-    ps bigint;
-    pb bigint;
-    with_row boolean := flags & 8 <> 0;
     current text;
     lines bigint;
     line bigint;
     size bigint := 0;
 BEGIN
-    IF xact IS NOT NULL AND pg_current_xact_id()::text <> xact THEN
-        answer := 'ended';
-        RETURN;
+    IF s[5] IS NOT NULL AND pg_current_xact_id()::text <> s[5] THEN
+        RETURN ARRAY['ended'];
     END IF;
-    current := {s}.sp_enter_1(wait, flags & 4 <> 0);
-    IF with_row THEN
-        ci := 8;
-        cs := 5;
-        cb := 6;
-    END IF;
-    pi := ci + 16 * num[8];
-    ps := cs + 6 * num[8];
-    pb := cb + 10 * num[8];
+    current := {s}.sp_enter_1(i[2]::int, i[1] & 4 <> 0);
     LOOP
         SELECT x.n, x.branch, x.last_seq, x.last_call, x.last_pause, x.last_line, x.last_position, x.sweeps, x.recent INTO t
-        FROM {s}.sp_tasks x WHERE x.task = p_task FOR UPDATE;
-        numbers := ARRAY[coalesce(t.last_seq, 0), coalesce(t.last_call, 0), coalesce(t.last_pause, 0), coalesce(t.last_line, 0),
-            coalesce(t.last_position, 0)];
+        FROM {s}.sp_tasks x WHERE x.task = s[1] FOR UPDATE;
         IF t.n IS NULL THEN
-            IF NOT with_row OR p_fence IS NOT NULL THEN
-                answer := 'no_task';
-                RETURN;
+            IF NOT with_row OR i[3] IS NOT NULL THEN
+                RETURN ARRAY['no_task', '0', '0', '0', '0', '0'];
             END IF;
-            IF num[1] IS NOT NULL THEN
-                answer := 'moved';
-                RETURN;
-            END IF;
-        END IF;
-        IF with_row AND t.n IS NOT NULL THEN
-            SELECT x.head_seq, x.head_id INTO at_seq, at_id FROM {s}.sp_branches x WHERE x.task = t.n AND x.space = s[2] AND x.name = s[3];
-            SELECT x.seq, x.parent_seq, x.branch, x.digest INTO l
-            FROM {s}.sp_checkpoints x WHERE x.task = t.n AND x.space = s[2] AND x.id = p_id;
-            IF l.seq IS NOT NULL THEN
-                answer := 'existed';
-                numbers := numbers || ARRAY[l.seq, l.parent_seq, at_seq];
-                names := ARRAY[l.branch, at_id];
-                blobs := ARRAY[l.digest];
-                RETURN;
+            last := '{{0,0,0,0,0}}';
+            at_seq := NULL;
+            at_id := NULL;
+        ELSE
+            last := ARRAY[t.last_seq, t.last_call, t.last_pause, t.last_line, t.last_position]::text[];
+            IF with_row THEN
+                SELECT x.head_seq, x.head_id INTO at_seq, at_id
+                FROM {s}.sp_branches x WHERE x.task = t.n AND x.space = s[14] AND x.name = s[15];
+                SELECT x.seq, x.parent_seq, x.branch, x.digest INTO l
+                FROM {s}.sp_checkpoints x WHERE x.task = t.n AND x.space = s[14] AND x.id = s[2];
+                IF l.seq IS NOT NULL THEN
+                    RETURN 'existed'::text || last
+                        || ARRAY[l.seq::text, l.parent_seq::text, l.branch, encode(l.digest, 'hex'), at_seq::text, at_id];
+                END IF;
             END IF;
         END IF;
 
-        IF p_fence IS NOT NULL THEN
+        IF i[3] IS NOT NULL THEN
             -- Held until this lands: who takes the task over waits for it.
             SELECT x.fence, x.token, x.state INTO l FROM {s}.sp_leases x WHERE x.task = t.n FOR KEY SHARE;
-            IF (l.fence = p_fence AND l.token = p_token AND l.state = 'held') IS NOT TRUE THEN
-                answer := 'lost';
-                numbers := numbers || CASE l.state WHEN 'held' THEN l.fence END;
-                names := ARRAY[CASE l.state WHEN 'held' THEN l.token END];
-                RETURN;
+            IF (l.fence = i[3] AND l.token = s[3] AND l.state = 'held') IS NOT TRUE THEN
+                IF l.state = 'held' THEN
+                    RETURN 'lost'::text || last || ARRAY[l.fence::text, l.token];
+                END IF;
+                RETURN 'lost'::text || last || ARRAY[NULL, NULL];
             END IF;
-        ELSIF flags & 1 = 0 THEN
+        ELSIF i[1] & 1 = 0 THEN
             SELECT x.token, x.process, x.holder, x.acquired_at INTO l FROM {s}.sp_leases x
-            WHERE x.task = t.n AND x.state = 'held' AND NOT x.gone AND x.until > clock_timestamp()
-                AND x.token IS DISTINCT FROM dead;
+            WHERE x.task = t.n AND x.state = 'held' AND NOT x.gone AND x.until > clock_timestamp() AND x.token IS DISTINCT FROM s[4];
             IF l.token IS NOT NULL THEN
-                answer := 'held';
-                numbers := numbers || l.acquired_at;
-                names := ARRAY[l.token];
-                blobs := ARRAY[l.process, l.holder];
-                RETURN;
+                RETURN 'held'::text || last || ARRAY[l.token, encode(l.process, 'hex'), encode(l.holder, 'hex'), l.acquired_at::text];
             END IF;
         END IF;
         IF NOT with_row THEN
             SELECT x INTO current FROM unnest(t.recent) x
-            WHERE x = concat(split_part(x, '/', 1), '/', split_part(x, '/', 2), '/', p_id) LIMIT 1;
+            WHERE x = concat(split_part(x, '/', 1), '/', split_part(x, '/', 2), '/', s[2]) LIMIT 1;
             IF FOUND THEN
-                answer := 'repeated';
-                numbers := numbers || ARRAY[split_part(current, '/', 1)::bigint, split_part(current, '/', 2)::bigint];
-                RETURN;
+                RETURN 'repeated'::text || last || ARRAY[split_part(current, '/', 1), split_part(current, '/', 2)];
             END IF;
-        ELSIF at_seq IS DISTINCT FROM num[1] OR at_id IS DISTINCT FROM str[1] THEN
-            answer := 'moved';
-            numbers := numbers || at_seq;
-            names := ARRAY[at_id];
-            RETURN;
+        ELSIF at_seq IS DISTINCT FROM i[4] OR at_id IS DISTINCT FROM s[6] THEN
+            RETURN 'moved'::text || last || ARRAY[at_seq::text, at_id];
         END IF;
-        IF flags & 2 <> 0 THEN
+        IF i[1] & 2 <> 0 THEN
             SELECT x.head_seq, x.head_id INTO l FROM {s}.sp_branches x WHERE x.task = t.n AND x.space = '' AND x.name = t.branch;
-            IF l.head_seq IS DISTINCT FROM num[2] OR l.head_id IS DISTINCT FROM str[2] THEN
-                answer := 'not_at_head';
-                numbers := numbers || l.head_seq;
-                names := ARRAY[l.head_id, coalesce(t.branch, 'main')];
-                RETURN;
+            IF l.head_seq IS DISTINCT FROM i[5] OR l.head_id IS DISTINCT FROM s[7] THEN
+                RETURN 'not_at_head'::text || last || ARRAY[l.head_seq::text, l.head_id, coalesce(t.branch, 'main')];
             END IF;
         END IF;
-        IF num[2] IS NOT NULL THEN
-            PERFORM FROM {s}.sp_checkpoints x WHERE x.task = t.n AND x.seq = num[2] AND x.id = str[2];
+        IF i[5] IS NOT NULL THEN
+            PERFORM FROM {s}.sp_checkpoints x WHERE x.task = t.n AND x.seq = i[5] AND x.id = s[7];
             IF NOT FOUND THEN
-                answer := 'gone';
-                RETURN;
+                RETURN 'gone'::text || last;
             END IF;
         END IF;
 
-        FOR k IN 0 .. num[8] - 1 LOOP
+        FOR k IN 0 .. i[15] - 1 LOOP
             IF i[ci + 16 * k + 1] > 0 THEN
                 SELECT x.version INTO v FROM {s}.sp_calls x WHERE x.task = t.n AND x.no = i[ci + 16 * k + 2];
                 IF v IS DISTINCT FROM i[ci + 16 * k + 1] THEN
-                    answer := CASE WHEN v IS NULL THEN 'no_call' ELSE 'call' END;
-                    numbers := numbers || ARRAY[i[ci + 16 * k + 2], v, i[ci + 16 * k + 1]];
-                    RETURN;
+                    RETURN CASE WHEN v IS NULL THEN 'no_call' ELSE 'call' END || last
+                        || ARRAY[i[ci + 16 * k + 2]::text, v::text, i[ci + 16 * k + 1]::text];
                 END IF;
             END IF;
         END LOOP;
-        FOR k IN 0 .. num[9] - 1 LOOP
+        FOR k IN 0 .. i[16] - 1 LOOP
             IF i[pi + 10 * k + 1] > 0 THEN
                 SELECT x.version INTO v FROM {s}.sp_pauses x WHERE x.task = t.n AND x.no = i[pi + 10 * k + 2];
                 IF v IS DISTINCT FROM i[pi + 10 * k + 1] THEN
-                    answer := CASE WHEN v IS NULL THEN 'no_pause' ELSE 'pause' END;
-                    numbers := numbers || ARRAY[i[pi + 10 * k + 2], v, i[pi + 10 * k + 1]];
-                    RETURN;
+                    RETURN CASE WHEN v IS NULL THEN 'no_pause' ELSE 'pause' END || last
+                        || ARRAY[i[pi + 10 * k + 2]::text, v::text, i[pi + 10 * k + 1]::text];
                 END IF;
             END IF;
         END LOOP;
 
-        IF numbers[1] <> num[4] OR numbers[2] <> num[5] OR numbers[3] <> num[6] OR numbers[5] <> num[7] THEN
-            answer := 'numbers';
-            RETURN;
+        IF last[1]::bigint <> i[7] OR last[2]::bigint <> i[8] OR last[3]::bigint <> i[9] OR last[5]::bigint <> i[10] THEN
+            RETURN 'numbers'::text || last;
         END IF;
-        IF num[10] IS NOT NULL THEN
-            PERFORM FROM {s}.sp_stages x WHERE x.k = num[10] FOR UPDATE;
-            IF NOT FOUND OR coalesce(t.n, num[11]) <> num[11] OR coalesce(t.sweeps, 0) <> num[12] THEN
-                answer := 'unstaged';
-                RETURN;
+        IF i[18] IS NOT NULL THEN
+            PERFORM FROM {s}.sp_stages x WHERE x.k = i[18] FOR UPDATE;
+            IF NOT FOUND OR coalesce(t.n, i[19]) <> i[19] OR coalesce(t.sweeps, 0) <> i[20] THEN
+                RETURN 'unstaged'::text || last;
             END IF;
         END IF;
         EXIT WHEN t.n IS NOT NULL;
 
-        IF num[11] IS NULL THEN
+        IF i[19] IS NULL THEN
             INSERT INTO {s}.sp_tasks (task, status, branch, created_at, updated_at)
-            VALUES (p_task, 'idle', 'main', {s}.sp_now_1(), 0) ON CONFLICT (task) DO NOTHING;
+            VALUES (s[1], 'idle', 'main', {s}.sp_now_1(), 0) ON CONFLICT (task) DO NOTHING;
         ELSE
             INSERT INTO {s}.sp_tasks (n, task, status, branch, created_at, updated_at) OVERRIDING SYSTEM VALUE
-            VALUES (num[11], p_task, 'idle', 'main', {s}.sp_now_1(), 0) ON CONFLICT (task) DO NOTHING;
+            VALUES (i[19], s[1], 'idle', 'main', {s}.sp_now_1(), 0) ON CONFLICT (task) DO NOTHING;
         END IF;
         -- Again from the start: it is there now, ours or that of somebody who was faster.
     END LOOP;
 
-    IF o_name IS NOT NULL THEN
-        WITH put AS (
-            INSERT INTO {s}.sp_objects AS o (task, name, refs, data)
-            SELECT t.n, x.name, x.refs, x.data FROM unnest(o_name, o_refs, o_data) x (name, refs, data)
-            ON CONFLICT (task, name) DO UPDATE SET refs = excluded.refs, data = excluded.data
-            WHERE o.data <> excluded.data OR o.refs <> excluded.refs
-            RETURNING 16 + octet_length(o.refs) + octet_length(o.data) AS size
-        )
-        SELECT coalesce(sum(put.size), 0) INTO size FROM put;
-    END IF;
-    IF num[8] > 0 THEN
-        INSERT INTO {s}.sp_calls AS c (task, no, line, step, scope, attempts, fence, base_seq, started_at, finished_at, asked, began,
-            ended, not_done, superseded, version, tool, effect, call_id, idempotency_key, status, reason, ident, op_key, seal, policy,
-            args_refs, result_refs, error, model, args, result)
-        SELECT t.n, i[ci + 16 * x + 2], i[ci + 16 * x + 3], i[ci + 16 * x + 4], i[ci + 16 * x + 5], i[ci + 16 * x + 6],
-            i[ci + 16 * x + 7], i[ci + 16 * x + 8], i[ci + 16 * x + 9], i[ci + 16 * x + 10], i[ci + 16 * x + 11],
-            i[ci + 16 * x + 12], i[ci + 16 * x + 13], i[ci + 16 * x + 14] <> 0, i[ci + 16 * x + 15] <> 0, i[ci + 16 * x + 16],
-            s[cs + 6 * x + 1], s[cs + 6 * x + 2], s[cs + 6 * x + 3], s[cs + 6 * x + 4], s[cs + 6 * x + 5], s[cs + 6 * x + 6],
-            b[cb + 10 * x + 1], b[cb + 10 * x + 2], b[cb + 10 * x + 3], b[cb + 10 * x + 4], b[cb + 10 * x + 5],
-            b[cb + 10 * x + 6], b[cb + 10 * x + 7], b[cb + 10 * x + 8], b[cb + 10 * x + 9], b[cb + 10 * x + 10]
-        FROM generate_series(0, num[8] - 1) x
+    FOR k IN ob + 1 .. ob + i[17] LOOP
+        INSERT INTO {s}.sp_objects AS o (task, name, refs, data) VALUES (t.n, b[k], b[k + i[17]], b[k + 2 * i[17]])
+        ON CONFLICT (task, name) DO UPDATE SET refs = excluded.refs, data = excluded.data
+        WHERE o.data <> excluded.data OR o.refs <> excluded.refs;
+        IF FOUND THEN
+            size := size + 16 + octet_length(b[k + i[17]]) + octet_length(b[k + 2 * i[17]]);
+        END IF;
+    END LOOP;
+    FOR k IN 0 .. i[15] - 1 LOOP
+        INSERT INTO {s}.sp_calls (task, no, line, step, scope, attempts, fence, base_seq, started_at, finished_at, asked, began, ended,
+            not_done, superseded, version, tool, effect, call_id, idempotency_key, status, reason, ident, op_key, seal, policy, args_refs,
+            result_refs, error, model, args, result)
+        VALUES (t.n, i[ci + 16 * k + 2], i[ci + 16 * k + 3], i[ci + 16 * k + 4], i[ci + 16 * k + 5], i[ci + 16 * k + 6],
+            i[ci + 16 * k + 7], i[ci + 16 * k + 8], i[ci + 16 * k + 9], i[ci + 16 * k + 10], i[ci + 16 * k + 11], i[ci + 16 * k + 12],
+            i[ci + 16 * k + 13], i[ci + 16 * k + 14] <> 0, i[ci + 16 * k + 15] <> 0, i[ci + 16 * k + 16],
+            s[cs + 6 * k + 1], s[cs + 6 * k + 2], s[cs + 6 * k + 3], s[cs + 6 * k + 4], s[cs + 6 * k + 5], s[cs + 6 * k + 6],
+            b[cb + 10 * k + 1], b[cb + 10 * k + 2], b[cb + 10 * k + 3], b[cb + 10 * k + 4], b[cb + 10 * k + 5], b[cb + 10 * k + 6],
+            b[cb + 10 * k + 7], b[cb + 10 * k + 8], b[cb + 10 * k + 9], b[cb + 10 * k + 10])
         ON CONFLICT (task, no) DO UPDATE SET line = excluded.line, step = excluded.step, scope = excluded.scope,
             attempts = excluded.attempts, fence = excluded.fence, base_seq = excluded.base_seq, started_at = excluded.started_at,
             finished_at = excluded.finished_at, asked = excluded.asked, began = excluded.began, ended = excluded.ended,
@@ -225,92 +195,84 @@ BEGIN
             status = excluded.status, reason = excluded.reason, ident = excluded.ident, op_key = excluded.op_key,
             seal = excluded.seal, policy = excluded.policy, args_refs = excluded.args_refs, result_refs = excluded.result_refs,
             error = excluded.error, model = excluded.model, args = excluded.args, result = excluded.result;
-    END IF;
-    IF num[9] > 0 THEN
+    END LOOP;
+    FOR k IN 0 .. i[16] - 1 LOOP
         INSERT INTO {s}.sp_pauses (task, no, line, step, occurrence, call_no, base_seq, asked_at, answered_at, version, space, name,
             status, seal, question, answer)
-        SELECT t.n, i[pi + 10 * x + 2], i[pi + 10 * x + 3], i[pi + 10 * x + 4], i[pi + 10 * x + 5], i[pi + 10 * x + 6],
-            i[pi + 10 * x + 7], i[pi + 10 * x + 8], i[pi + 10 * x + 9], i[pi + 10 * x + 10],
-            s[ps + 3 * x + 1], s[ps + 3 * x + 2], s[ps + 3 * x + 3], b[pb + 3 * x + 1], b[pb + 3 * x + 2], b[pb + 3 * x + 3]
-        FROM generate_series(0, num[9] - 1) x
+        VALUES (t.n, i[pi + 10 * k + 2], i[pi + 10 * k + 3], i[pi + 10 * k + 4], i[pi + 10 * k + 5], i[pi + 10 * k + 6],
+            i[pi + 10 * k + 7], i[pi + 10 * k + 8], i[pi + 10 * k + 9], i[pi + 10 * k + 10],
+            s[ps + 3 * k + 1], s[ps + 3 * k + 2], s[ps + 3 * k + 3], b[pb + 3 * k + 1], b[pb + 3 * k + 2], b[pb + 3 * k + 3])
         ON CONFLICT (task, no) DO UPDATE SET line = excluded.line, step = excluded.step, occurrence = excluded.occurrence,
             call_no = excluded.call_no, base_seq = excluded.base_seq, asked_at = excluded.asked_at,
             answered_at = excluded.answered_at, version = excluded.version, space = excluded.space, name = excluded.name,
             status = excluded.status, seal = excluded.seal, question = excluded.question, answer = excluded.answer;
-    END IF;
+    END LOOP;
     current := t.branch;
     lines := t.last_line;
     IF with_row THEN
         INSERT INTO {s}.sp_checkpoints (task, seq, parent_seq, step, created_at, format, schema, size, pinned, id, space, branch, kind,
             label, digest, seal, metadata, metrics, refs, root)
-        VALUES (t.n, i[1], i[2], i[3], i[4], i[5], i[6], i[7], i[8] <> 0, s[1], s[2], s[3], s[4], s[5],
-            b[1], b[2], b[3], b[4], b[5], b[6]);
-        IF flags & 16 = 0 THEN
-            NULL;
-        ELSIF num[1] IS NOT NULL THEN
-            UPDATE {s}.sp_branches x SET head_seq = i[1], head_id = p_id WHERE x.task = t.n AND x.space = s[2] AND x.name = s[3];
+        VALUES (t.n, i[21], i[22], i[23], i[24], i[25], i[26], i[27], i[28] <> 0, s[13], s[14], s[15], s[16], s[17],
+            b[3], b[4], b[5], b[6], b[7], b[8]);
+        IF i[1] & 16 = 0 THEN
+            NULL; -- A failure leaf: no branch stands there.
+        ELSIF at_seq IS NOT NULL THEN
+            UPDATE {s}.sp_branches x SET head_seq = i[21], head_id = s[2] WHERE x.task = t.n AND x.space = s[14] AND x.name = s[15];
         ELSE
-            line := coalesce(num[3], lines + 1);
+            line := coalesce(i[6], lines + 1);
             lines := greatest(lines, line);
             -- A task's first branch is its current one.
-            IF s[2] = '' AND NOT EXISTS (SELECT FROM {s}.sp_branches x WHERE x.task = t.n AND x.space = '') THEN
-                current := s[3];
+            IF s[14] = '' AND NOT EXISTS (SELECT FROM {s}.sp_branches x WHERE x.task = t.n AND x.space = '') THEN
+                current := s[15];
             END IF;
             INSERT INTO {s}.sp_branches (task, space, name, head_seq, head_id, line, forked_from)
-            VALUES (t.n, s[2], s[3], i[1], p_id, line, i[2]);
+            VALUES (t.n, s[14], s[15], i[21], s[2], line, i[22]);
         END IF;
     ELSE
-        t.recent := t.recent[greatest(1, cardinality(t.recent) - 14):] || concat(t.last_call, '/', t.last_pause, '/', p_id);
+        t.recent := t.recent[cardinality(t.recent) - 14:] || concat(last[2], '/', last[3], '/', s[2]);
     END IF;
-    UPDATE {s}.sp_tasks SET last_seq = num[13], last_call = num[14], last_pause = num[15], last_position = num[16],
-        last_line = lines, checkpoints = checkpoints + (flags >> 3 & 1), updated_at = {s}.sp_now_1(),
-        recent = t.recent, status = coalesce(str[3], status), agent = coalesce(str[4], agent), reason = coalesce(str[5], reason),
-        parent = coalesce(str[6], parent), branch = coalesce(str[7], current), raised = coalesce(p_raised, raised)
+    UPDATE {s}.sp_tasks SET last_seq = i[11], last_call = i[12], last_pause = i[13], last_position = i[14], last_line = lines,
+        checkpoints = checkpoints + (i[1] >> 3 & 1), updated_at = {s}.sp_now_1(), recent = t.recent, status = coalesce(s[8], status),
+        agent = coalesce(s[9], agent), reason = coalesce(s[10], reason), parent = coalesce(s[11], parent),
+        branch = coalesce(s[12], current), raised = coalesce(b[1], raised)
     WHERE n = t.n;
-    IF p_input IS NOT NULL THEN
-        INSERT INTO {s}.sp_inputs AS x (task, input) VALUES (t.n, p_input)
-        ON CONFLICT (task) DO UPDATE SET input = excluded.input;
+    IF b[2] IS NOT NULL THEN
+        INSERT INTO {s}.sp_inputs (task, input) VALUES (t.n, b[2]) ON CONFLICT (task) DO UPDATE SET input = excluded.input;
     END IF;
-    IF num[10] IS NOT NULL THEN
-        DELETE FROM {s}.sp_stages x WHERE x.k = num[10];
+    IF i[18] IS NOT NULL THEN
+        DELETE FROM {s}.sp_stages x WHERE x.k = i[18];
     END IF;
-    answer := 'done';
-    numbers := ARRAY[num[13], num[14], num[15], lines, num[16], size];
+    RETURN ARRAY['done', i[11]::text, i[12]::text, i[13]::text, lines::text, i[14]::text, size::text];
 END $$;
 
--- The beginning of a transactional tool's transaction: its call must stand at this version. names: the transaction's own number.
-CREATE FUNCTION {s}.sp_transact_1(
-    p_task text, p_fence bigint, p_token text, p_no bigint, p_version bigint,
-    OUT answer text, OUT numbers bigint[], OUT names text[]
-) LANGUAGE plpgsql AS $$
+-- The beginning of a transactional tool's transaction: its call must stand at this version. Answers as sp_commit_1 does; with `done`
+-- comes the transaction's own number.
+CREATE FUNCTION {s}.sp_transact_1(p_task text, p_fence bigint, p_token text, p_no bigint, p_version bigint) RETURNS text[]
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
 DECLARE
     t record;
     l record;
+    last text[];
     v bigint;
 BEGIN
     SELECT x.n, x.last_seq, x.last_call, x.last_pause, x.last_line, x.last_position INTO t
     FROM {s}.sp_tasks x WHERE x.task = p_task FOR UPDATE;
-    numbers := ARRAY[coalesce(t.last_seq, 0), coalesce(t.last_call, 0), coalesce(t.last_pause, 0), coalesce(t.last_line, 0),
-        coalesce(t.last_position, 0)];
     IF t.n IS NULL THEN
-        answer := 'no_task';
-        RETURN;
+        RETURN ARRAY['no_task', '0', '0', '0', '0', '0'];
     END IF;
+    last := ARRAY[t.last_seq, t.last_call, t.last_pause, t.last_line, t.last_position]::text[];
     SELECT x.fence, x.token, x.state INTO l FROM {s}.sp_leases x WHERE x.task = t.n FOR KEY SHARE;
     IF (l.fence = p_fence AND l.token = p_token AND l.state = 'held') IS NOT TRUE THEN
-        answer := 'lost';
-        numbers := numbers || CASE l.state WHEN 'held' THEN l.fence END;
-        names := ARRAY[CASE l.state WHEN 'held' THEN l.token END];
-        RETURN;
+        IF l.state = 'held' THEN
+            RETURN 'lost'::text || last || ARRAY[l.fence::text, l.token];
+        END IF;
+        RETURN 'lost'::text || last || ARRAY[NULL, NULL];
     END IF;
     SELECT x.version INTO v FROM {s}.sp_calls x WHERE x.task = t.n AND x.no = p_no;
     IF v IS DISTINCT FROM p_version THEN
-        answer := CASE WHEN v IS NULL THEN 'no_call' ELSE 'call' END;
-        numbers := numbers || ARRAY[p_no, v, p_version];
-        RETURN;
+        RETURN CASE WHEN v IS NULL THEN 'no_call' ELSE 'call' END || last || ARRAY[p_no::text, v::text, p_version::text];
     END IF;
-    answer := 'done';
-    names := ARRAY[pg_current_xact_id()::text];
+    RETURN 'done'::text || last || pg_current_xact_id()::text;
 END $$;
 
 -- Whether a commit has landed, asked under the task's lock: what was under way when its connection was lost has ended by then.
