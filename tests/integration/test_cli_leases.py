@@ -17,8 +17,9 @@ import pytest
 import safepoint
 from safepoint import LeaseLost, NotDone, NotFound, State
 from safepoint.cli import main
-from safepoint.model import new_id
-from safepoint.rows import Commit, TaskPatch, replace
+from safepoint.holding import lease_of
+from safepoint.model import new_id, to_us
+from safepoint.rows import Commit, LeaseRow, TaskPatch, replace
 from tests.integration.conftest import STORES, new_url
 
 NOW = datetime(2020, 1, 1, tzinfo=UTC)
@@ -142,6 +143,33 @@ def test_a_holder_that_let_go_without_a_word_is_dead_and_its_task_free(cp):
     assert (cp.store.lease("t"), cp.status("t")) == before
     with cp.resume("t"):
         assert cp.leases()[0].standing == "live"
+
+
+@pytest.mark.parametrize(
+    ("state", "live", "stopped", "ends_in", "standing"),
+    [
+        ("held", True, False, None, "live"),
+        ("held", True, True, None, "stopped"),
+        ("held", False, False, None, "dead"),
+        ("held", True, False, 20, "live"),
+        ("held", True, True, 20, "stopped"),
+        ("held", False, False, 20, "dead"),  # nobody is behind it, and its time has not run out
+        ("held", False, False, -1, "expired"),  # nothing is proven
+        ("released", False, False, None, None),
+        ("released", False, False, -1, None),
+    ],
+)
+def test_how_a_holder_stands(state, live, stopped, ends_in, standing):
+    ends = None if ends_in is None else to_us(datetime.now(UTC) + timedelta(seconds=ends_in))
+    row = LeaseRow(
+        task="t", fence=3, token="x", lease_id=1, state=state, holder=b"", acquired_at=1, live=live, stopped=stopped, until=ends
+    )
+    lease = lease_of(row)
+    assert (lease and lease.standing) == standing
+    if lease is not None:
+        assert lease.live is (standing in {"live", "stopped"})
+        assert (lease.until is None) is (ends_in is None)
+    assert lease_of(None) is None
 
 
 def test_a_task_is_taken_from_a_live_run_which_can_write_nothing_more(cp):
