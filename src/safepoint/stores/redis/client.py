@@ -19,7 +19,7 @@ from redis.crc import key_slot
 from redis.exceptions import AuthenticationError
 
 from safepoint import _probe
-from safepoint.errors import SafepointError, StoreFull, Unavailable, UsageError
+from safepoint.errors import Damaged, SafepointError, StoreFull, Unavailable, UsageError
 from safepoint.stores.forking import each_at_fork
 from safepoint.stores.redis.layout import Keys
 from safepoint.stores.redis.nodes import Address, Nodes
@@ -37,6 +37,8 @@ OURS = {"timeout", "durability", "lease", "pool", "prefix", "ttl", "wait_replica
 
 _AGAIN = {"LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "BUSY", "NOREPLICAS", "MOVED", "UNBLOCKED"}
 """Refusals that pass by themselves. None of them comes after a script has begun to write."""
+_EARLIER = {b"existed", b"recent", b"granted"}
+"""Answers of scripts to what they may have done before."""
 _FULL = re.compile(r"no space|disk (is )?full|quota|RDB snapshots", re.IGNORECASE)
 
 
@@ -82,7 +84,7 @@ class Client:
     # -- requests
 
     def script(self, name: str, keys: Sequence[bytes], args: Sequence[Any] = (), *, deadline: float | None = None) -> Any:
-        """Run ``name.lua``, which only reads."""
+        """Run ``name.lua``, which only reads, or what it writes is of no consequence by itself."""
         text, sha = source(name)
         (reply,) = self._run(keys[0], [("EVALSHA", sha, len(keys), *keys, *args)], deadline, {0: text})
         return reply
@@ -97,9 +99,12 @@ class Client:
         text, sha = source(name)
         request: list[Command] = [("EVALSHA", sha, len(keys), *keys, *args)]
         if not self.wait_replicas:
-            return self._run(keys[0], request, deadline, {0: text})[0]
-        request.append(("WAIT", self.wait_replicas, max(1, int((deadline - time.monotonic()) * 1000))))
-        reply, had = self._run(keys[0], request, deadline, {0: text})
+            return self._run(keys[0], request, deadline, {0: text}, writes=True)[0]
+        wait = ("WAIT", self.wait_replicas, max(1, int((deadline - time.monotonic()) * 800)))
+        reply, had = self._run(keys[0], [*request, wait], deadline, {0: text}, writes=True)
+        if isinstance(reply, list) and reply[0] in _EARLIER:
+            # It was written over another connection, and WAIT waits for the writes of its own.
+            _, had = self._run(keys[0], [("SET", keys[0] + b":w", 1, "EX", 60), wait], deadline, {}, writes=True)
         if had < self.wait_replicas:
             raise Unavailable(
                 f"a write to {self.name} is not on enough replicas",
@@ -128,7 +133,8 @@ class Client:
 
     def announce(self, task: str, *, deadline: float | None = None) -> None:
         """Name a task in the index, before it is created: from then on it is listed, once it is there."""
-        self.write("announce", [self.keys.index_of(task)], [task.encode()], deadline=deadline)
+        # Whether it was heard twice is of no consequence, and no replica is waited for.
+        self.script("announce", [self.keys.index_of(task)], [task.encode()], deadline=deadline)
 
     def primaries(self) -> list[Address]:
         """Every server that takes writes. ``ask`` speaks to one."""
@@ -153,11 +159,14 @@ class Client:
     # -- again, until the outcome is known
 
     def _spread(self, requests: Sequence[tuple[bytes, Command]], deadline: float | None, text: bytes | None) -> Replies:
-        groups: dict[Any, list[int]] = {}
-        for i, (key, _) in enumerate(requests):
-            # On a cluster by slot: whichever node has it, has all of it.
-            groups.setdefault(key_slot(key) if self.cluster else 0, []).append(i)
+        deadline = self.deadline() if deadline is None else deadline
         replies: Replies = [None] * len(requests)
+        groups: dict[Any, list[int]] = {0: list(range(len(requests)))} if requests else {}
+        if self.cluster:
+            # By slot: whichever node has it, has all of it.
+            groups = {}
+            for i in self._by_node(requests, replies, deadline):
+                groups.setdefault(key_slot(requests[i][0]), []).append(i)
         for group in groups.values():
             texts = {} if text is None else dict.fromkeys(range(len(group)), text)
             found = self._run(requests[group[0]][0], [requests[i][1] for i in group], deadline, texts)
@@ -165,7 +174,31 @@ class Client:
                 replies[i] = reply
         return replies
 
-    def _run(self, key: bytes, commands: Sequence[Command], deadline: float | None, texts: dict[int, bytes]) -> Replies:
+    def _by_node(self, requests: Sequence[tuple[bytes, Command]], replies: Replies, deadline: float) -> list[int]:
+        """Ask each node of a cluster once for all that it has. Returns which requests have no answer by that."""
+        nodes: dict[Any, list[int]] = {}
+        left: list[int] = []
+        for i, (key, _) in enumerate(requests):
+            try:
+                nodes.setdefault(self._nodes.of(key, deadline), []).append(i)
+            except Unsent:
+                left.append(i)
+        for pool, group in nodes.items():
+            try:
+                found = pool.exchange([requests[i][1] for i in group], deadline)
+            except (Unsent, Lost):
+                left += group
+                continue
+            for i, reply in zip(group, found, strict=True):
+                if isinstance(reply, Refused):
+                    left.append(i)
+                else:
+                    replies[i] = reply
+        return left
+
+    def _run(
+        self, key: bytes, commands: Sequence[Command], deadline: float | None, texts: dict[int, bytes], *, writes: bool = False
+    ) -> Replies:
         """The answers to commands of one key. ``texts`` are the scripts of those that are EVALSHA."""
         asking: Address | None = None
         request = list(commands)
@@ -179,24 +212,24 @@ class Client:
                 replies = self._nodes.pool(at).exchange(both, deadline)[1::2]
             else:
                 replies = self._nodes.of(key, deadline).exchange(request, deadline)
-            errors = [reply for reply in replies if isinstance(reply, Refused)]
-            if errors and (
-                unknown := [i for i, reply in enumerate(replies) if isinstance(reply, Refused) and reply.code == "NOSCRIPT"]
-            ):
+            errors = [(i, reply) for i, reply in enumerate(replies) if isinstance(reply, Refused)]
+            unknown = [i for i, error in errors if error.code == "NOSCRIPT"]
+            if unknown:
                 for i in unknown:
                     request[i] = ("EVAL", texts[i], *request[i][2:])
                 return once(deadline)
-            for error in errors:
+            for _, error in errors:
                 if error.code == "ASK":
                     asking = _address(error)
                 raise error
             return replies
 
-        found: Replies = self._within(once, self.deadline() if deadline is None else deadline)
+        found: Replies = self._within(once, self.deadline() if deadline is None else deadline, writes=writes)
         return found
 
-    def _within(self, once: Any, deadline: float) -> Any:
-        """The answer of ``once``, which is called until it gives one or the time is over."""
+    def _within(self, once: Any, deadline: float, *, writes: bool = False) -> Any:
+        """The answer of ``once``, which is called until it gives one or the time is over. ``writes``: what it does is of
+        consequence, so that an error has to say if it may have been done."""
         pause, sent = 0.005, False
         while True:
             self.refuse_if_closed()
@@ -212,7 +245,7 @@ class Client:
                 if isinstance(cause, AuthenticationError):
                     raise self._unavailable(str(cause), sent, "Correct user and password in the URL.") from None
             except Lost as error:
-                cause, sent = error.__cause__ or error, True
+                cause, sent = error.__cause__ or error, writes
             except Refused as error:
                 cause = error
                 self._refuse(error, sent)
@@ -244,6 +277,9 @@ class Client:
             # A primary that became a replica: whoever is the primary now is found by connecting anew.
             for pool in list(self._nodes._pools.values()):
                 pool.forget()
+        if code == "WRONGTYPE" or (code == "ERR" and "user_script" in text):
+            # The scripts take everything to be as it was written.
+            raise Damaged(f"a task in {self.name} is damaged", text, "Restore the server from a backup.") from error
         if code not in _AGAIN and code != "ASK":
             raise self._unavailable(text, sent, "Look at the server, then try again.") from error
 
