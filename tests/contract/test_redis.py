@@ -1,6 +1,7 @@
 """The Redis store against the contract, and against the oracle in a process that is killed."""
 
 import pytest
+from hypothesis import settings
 
 from safepoint.stores.url import open_store
 from safepoint.testing import Place, Remote, StoreContract, StoreMachine, run_machine
@@ -15,6 +16,10 @@ class TestRedis(StoreContract):
         return lambda: open_store(url)
 
 
+# Each step is a trip to a server, and each crash a connection more.
+SHORT = settings(max_examples=20, stateful_step_count=60)
+
+
 class RedisMachine(StoreMachine):
     if not SOAK:
         ALWAYS = frozenset()
@@ -25,4 +30,4 @@ class RedisMachine(StoreMachine):
 
 @pytest.mark.scaled
 def test_machine():
-    run_machine(RedisMachine)
+    run_machine(RedisMachine, profile=None if SOAK else SHORT)

@@ -44,12 +44,11 @@ class Commits:
         check_id(commit.task)
         _refuse(commit)
         _probe.at("commit.begin")
-        deadline = self._client.deadline()
         stage: tuple[str, int] | None = None
         if len(commit.objects) > 1 and _size(commit.objects) > BATCH:
-            stage = self._stage(commit, deadline)
+            stage = self._stage(commit)
         try:
-            done = self._commit(commit, stage, deadline)
+            done = self._commit(commit, stage)
         except BaseException:
             if stage is not None:
                 self._unstage(commit.task, stage[0])
@@ -57,8 +56,9 @@ class Commits:
         _probe.at("commit.after")
         return done
 
-    def _commit(self, commit: Commit, stage: tuple[str, int] | None, deadline: float) -> Committed:
+    def _commit(self, commit: Commit, stage: tuple[str, int] | None) -> Committed:
         task, client = commit.task, self._client
+        deadline = client.deadline()
         dead = ""
         last = self._foreseen.get(task)
         creates = commit.checkpoint is not None and commit.guard is None
@@ -92,7 +92,8 @@ class Commits:
                 dead = _proven(task, *more)
             elif word == b"unstaged":
                 assert stage is not None
-                stage = self._stage(commit, deadline)
+                stage = self._stage(commit)
+                deadline = client.deadline()
             elif word != b"numbers":
                 if word == b"absent":
                     self._foreseen.drop(task)
@@ -114,10 +115,10 @@ class Commits:
 
     # -- big saves
 
-    def _stage(self, commit: Commit, deadline: float) -> tuple[str, int]:
+    def _stage(self, commit: Commit) -> tuple[str, int]:
         """Send the objects of a big commit ahead, a little at a time, so that nobody else waits for all of it."""
         if commit.checkpoint is not None and commit.guard is None and self._foreseen.get(commit.task) == Numbers():
-            self._client.announce(commit.task, deadline=deadline)
+            self._client.announce(commit.task)
         keys = self._client.keys.of(commit.task)
         while True:
             stage, k = secrets.token_hex(8), 0
