@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -14,7 +15,8 @@ import redis
 from safepoint.errors import Unavailable
 from safepoint.model import Finding
 from safepoint.stores.redis.check import Node, Refused, check
-from tests.support.servers import Redis, shared_cluster, shared_redis
+from safepoint.stores.url import open_store
+from tests.support.servers import Redis, fresh_redis_url, shared_cluster, shared_redis
 
 GOOD = ("--appendonly", "yes", "--appendfsync", "always")
 
@@ -235,6 +237,60 @@ def test_a_write_that_fails_is_a_finding() -> None:
 
     (found,) = check([], refused, full=True)
     assert "READONLY" in found.text
+
+
+# -- through the store
+
+
+def store_findings(url: str, **options: Any) -> dict[str, list[Finding]]:
+    with contextlib.closing(open_store(url, **options)) as store:
+        found: dict[str, list[Finding]] = {}
+        for finding in store.check():
+            found.setdefault(finding.name, []).append(finding)
+    return found
+
+
+def test_a_check_writes_and_reads_and_leaves_no_trace() -> None:
+    with redis.from_url(shared_redis().url) as client:
+        before = sorted(client.scan_iter())
+        client.config_resetstat()
+        found = store_findings(fresh_redis_url())
+        assert [f.level for f in found["write"]] == ["ok"]
+        assert client.info("commandstats")["cmdstat_hset"]["calls"] == 1
+        assert sorted(client.scan_iter()) == before
+
+
+def test_every_node_of_a_cluster_is_looked_at() -> None:
+    cluster = shared_cluster()
+    found = store_findings(f"{cluster.url}?cluster=true", durability="process")
+    assert [f.level for f in found["write"]] == ["ok"]
+    assert {f.text.partition(": ")[0] for f in found["cluster"]} == {f"127.0.0.1:{port}" for port in cluster.ports}
+    assert {f.level for f in found["cluster"]} == {"ok"}
+    assert len(found["persistence"]) == len(cluster.ports)
+
+
+def test_a_replica_and_a_server_that_is_gone(start: Callable[..., Redis]) -> None:
+    primary = start(*GOOD, "--repl-diskless-sync-delay", "0", tcp=True)
+    replica = start(*GOOD, "--replicaof", f"127.0.0.1 {primary.port}", tcp=True)
+    end = time.monotonic() + 30
+    while True:
+        found = store_findings(replica.safepoint_url, timeout=0.5)
+        if "READONLY" in found["write"][0].text or time.monotonic() > end:
+            break
+    assert [f.level for f in (*found["write"], *found["role"])] == ["error"] * 2
+    assert "read only replica" in found["write"][0].text
+    primary.stop()
+    found = store_findings(primary.safepoint_url, timeout=0.5)
+    assert {name: [f.level for f in of] for name, of in found.items()} == {"write": ["error"], "server": ["error"]}
+
+
+def test_no_password_in_what_is_found(start: Callable[..., Redis]) -> None:
+    server = start(tcp=True)
+    set_up(server, requirepass="sesame")
+    for word in ("sesame", "wrong-sesame"):
+        found = store_findings(f"redis://:{word}@127.0.0.1:{server.port}/0", timeout=0.5)
+        assert ("ok" in [f.level for f in found["write"]]) is (word == "sesame")
+        assert "sesame" not in repr(found)
 
 
 def test_the_package_needs_redis_only_when_it_is_opened() -> None:

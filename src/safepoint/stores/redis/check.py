@@ -5,14 +5,18 @@ What ``CONFIG`` would tell is told by ``INFO`` too, as far as it goes, since man
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from safepoint.errors import SafepointError
+from safepoint.errors import SafepointError, Unavailable
 from safepoint.model import Finding
 
-__all__ = ["Node", "check"]
+if TYPE_CHECKING:
+    from safepoint.stores.redis.client import Client
+
+__all__ = ["Node", "Refused", "check", "write_and_read"]
 
 OLDEST = (6, 2)
 SKEW = 2.0
@@ -52,6 +56,17 @@ def check(
             remedy = error.remedy if isinstance(error, SafepointError) else "See the log of the server."
             found.append(Finding("server", "error", _at(node, f"it cannot be looked at: {error}"), remedy))
     return found
+
+
+def write_and_read(client: Client) -> None:
+    """As tasks are written, under a key that no task has and that no listing shows, and that expires if this is killed."""
+    word = secrets.token_hex(8).encode()
+    key = b"%s{check-%s}" % (client.keys.prefix, word)
+    client.write("check", [key, key + b":f"], [word])
+    found = client.command("HGET", key, "word")
+    client.command("UNLINK", key)
+    if found != word:
+        raise Unavailable(f"{client.name} does not give back what was written", f"it gave {found!r}", "Look at the server.")
 
 
 def _at(node: Node, text: str) -> str:

@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any
 
 from safepoint.errors import SafepointError, Unavailable, UsageError
-from safepoint.model import Finding, new_id
-from safepoint.rows import CheckpointRow, Commit, Committed
+from safepoint.model import Finding
+from safepoint.rows import Commit, Committed
 from safepoint.stores.base import Durability, Store
 from safepoint.stores.foreseen import Foreseen
 from safepoint.stores.redis import check
 from safepoint.stores.redis.client import Client
-from safepoint.stores.redis.commit import Commits, now
+from safepoint.stores.redis.commit import Commits
 from safepoint.stores.redis.leases import Leases
 from safepoint.stores.redis.nodes import Address
 from safepoint.stores.redis.read import Reads
@@ -123,7 +123,7 @@ class RedisStore(Commits, Leases, Reads, Removals, Whole, Store):
         nodes = [check.Node(f"{at[0]}:{at[1]}" if client.cluster else "", partial(self._ask, at)) for at in client.primaries()]
         return check.check(
             nodes,
-            self._write_and_read,
+            partial(check.write_and_read, client),
             full=self._asked == "full",
             wait_replicas=client.wait_replicas,
             cluster=client.cluster,
@@ -134,20 +134,6 @@ class RedisStore(Commits, Leases, Reads, Removals, Whole, Store):
             return self._client.ask(at, *command)
         except Refused as error:
             raise check.Refused(str(error)) from None
-
-    def _write_and_read(self) -> None:
-        """A task of no name that anybody has, which is gone again when this ends."""
-        name = f"safepoint-check-{new_id()}"
-        row = CheckpointRow(
-            id=new_id(), step=0, kind="step", created_at=now(), format=1, schema=1, size=0, digest=b"\0" * 16, root=b"check"
-        )
-        try:
-            super().commit(Commit(task=name, id=row.id, checkpoint=row))
-            found = self.read(name, id=row.id)
-            if found is None or found[0].root != row.root:
-                raise Unavailable(f"{self.url} does not give back what was written", "", "Look at the server.")
-        finally:
-            self.delete_task(name)
 
     def close(self) -> None:
         if self._client.closed:

@@ -26,6 +26,7 @@ from safepoint.stores.redis import layout
 from safepoint.stores.sound import Flaw, find, wrong
 
 if TYPE_CHECKING:
+    from safepoint.stores.foreseen import Foreseen
     from safepoint.stores.redis.client import Client
 
 __all__ = ["Removals", "Start", "asked", "numbered", "start", "values_of"]
@@ -93,10 +94,11 @@ def asked(task: str, answer: list[Any]) -> bytes:
 
 
 class Removals:
-    """Needs ``_client`` and ``_ttl`` from the store."""
+    """Needs ``_client``, ``_ttl`` and ``_foreseen`` from the store."""
 
     _client: Client
     _ttl: int
+    _foreseen: Foreseen
 
     def prune(self, task: str, seqs: Iterable[int], *, space: str = "", dry_run: bool = False, sweep: bool = True) -> Pruned:
         work = _pruning(self._client, task, set(seqs), space, dry_run, sweep)
@@ -154,6 +156,7 @@ class Removals:
             dead = asked(task, answer)
         # Somebody may be about to create it again, so the index forgets it only where it is old; a listing does the rest.
         client.write("index", [client.keys.index_of(task)], [task.encode()])
+        self._foreseen.drop(task)
         _probe.at("delete.after")
         return True
 

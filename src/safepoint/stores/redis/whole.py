@@ -20,6 +20,7 @@ from safepoint.stores.redis.sweep import BYTES, Start, asked, numbered, start, v
 from safepoint.stores.redis.walk import branch, branch_values, row_fields
 
 if TYPE_CHECKING:
+    from safepoint.stores.foreseen import Foreseen
     from safepoint.stores.redis.client import Client
 
 __all__ = ["Whole"]
@@ -31,10 +32,11 @@ TEMPORARY = 600
 
 
 class Whole(Mends):
-    """Needs ``_client``, ``_ttl`` and ``task`` from the store."""
+    """Needs ``_client``, ``_ttl``, ``_foreseen`` and ``task`` from the store."""
 
     _client: Client
     _ttl: int
+    _foreseen: Foreseen
 
     if TYPE_CHECKING:
 
@@ -79,6 +81,7 @@ class Whole(Mends):
                 answer = client.write("write", [*keys, beside], args)
                 _probe.at("write_task.after")
                 if answer[0] == b"done":
+                    self._foreseen.drop(task)
                     return True
                 if answer[0] == b"held":
                     dead = asked(task, answer)
