@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from tests.integration.conftest import STORES, new_url
 from tests.support.children import Server
 from tests.support.interrupted import FACES, KINDS, PROGRAMS, REACTIONS, Bench, Case, hooked, storms
 from tests.support.scale import SOAK, scale
@@ -15,17 +16,33 @@ EVERY = 11 if SOAK else 53
 soak begins each time elsewhere."""
 
 
+NEAR = ("memory", "sqlite")
+"""What a store may do to a run it may do on any: here all is tried. On servers each program has one face, unless in soak."""
+CASES = [
+    (name, kept, face)
+    for i, name in enumerate(PROGRAMS)
+    for kept in STORES
+    for k, face in enumerate(FACES)
+    if kept != "file" and (SOAK or kept in NEAR or (i + STORES.index(kept)) % len(FACES) == k)
+]
+STORMS = [
+    (kept, face)
+    for kept in STORES
+    for k, face in enumerate(FACES)
+    if kept not in {"memory", "file"} and (SOAK or kept in NEAR or k % 3 == STORES.index(kept) % 2)
+]
+
+
 @pytest.mark.scaled
-@pytest.mark.parametrize("face", FACES)
-@pytest.mark.parametrize("kept", ["memory", "sqlite"])
-@pytest.mark.parametrize("name", list(PROGRAMS))
+@pytest.mark.parametrize(("name", "kept", "face"), CASES)
 def test_an_operation_disturbed(name, kept, face, tmp_path, caplog):
     program = PROGRAMS[name]
-    if program.sqlite and kept != "sqlite":
-        return
+    if program.transactional and kept not in {"sqlite", "postgres"}:
+        pytest.skip("transactional_tools is False")
     logging.getLogger("safepoint").setLevel(logging.CRITICAL)
     caplog.set_level(logging.CRITICAL)
-    bench = Bench(f"sqlite:///{tmp_path}/agent.db" if kept == "sqlite" else "memory://")
+    bench = Bench(new_url(kept, tmp_path))
+    every = EVERY if kept in NEAR else 4 * EVERY + 1
     failures = []
     played = 0
     try:
@@ -38,7 +55,7 @@ def test_an_operation_disturbed(name, kept, face, tmp_path, caplog):
                     continue  # Ctrl-C reaches a loop's task as a cancellation
                 for nth in range(1, calm.operations + 1):
                     turn += 1
-                    if turn % EVERY:
+                    if turn % every:
                         continue
                     case = Case(bench, face, program, reaction, nth, kind, when, expected)
                     played += 1
@@ -54,15 +71,15 @@ def test_an_operation_disturbed(name, kept, face, tmp_path, caplog):
 
 @pytest.fixture(scope="module")
 def server():
-    made = Server("safepoint", "safepoint.aio", "safepoint.stores.sqlite", "tests.support.interrupted")
+    made = Server("safepoint", "safepoint.aio", "tests.support.imports", "tests.support.interrupted")
     yield made
     made.close()
 
 
 @pytest.mark.scaled
-@pytest.mark.parametrize("face", FACES)
-def test_a_storm_of_interrupts(face, server, tmp_path):
+@pytest.mark.parametrize(("kept", "face"), STORMS)
+def test_a_storm_of_interrupts(face, kept, server, tmp_path):
     """Ctrl-C for real, wherever it falls, in a process of its own."""
     seed = os.urandom(4).hex()
-    n, failures = server.run(storms, f"sqlite:///{tmp_path}/agent.db", face, seed, scale(2, 12))
+    n, failures = server.run(storms, new_url(kept, tmp_path), face, seed, scale(2 if kept == "sqlite" else 1, 12))
     assert not failures, f"seed {seed}, {len(failures)} of {n}:\n" + "\n".join(failures[:6])

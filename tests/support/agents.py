@@ -9,6 +9,7 @@ from typing import Any
 
 import safepoint
 from safepoint import Call, Done, NotDone, Retention, State, _probe, model, tool
+from tests.support import ledgers
 from tests.support.children import die, tell
 from tests.support.effects import World
 
@@ -61,7 +62,7 @@ def put(key: str, *, idempotency_key: str) -> str:
 
 @tool(effect="transactional")
 def book(key: str, *, connection: Any) -> str:
-    connection.execute("INSERT INTO ledger (key) VALUES (?)", (key,))
+    ledgers.insert(connection, key=key)
     _probe.at("inside.before")
     return f"book:{key}"
 
@@ -152,10 +153,7 @@ def open_here(db: str, world: World, tasks: tuple[str, ...], **options: Any) -> 
     for task in tasks:
         _worlds[task] = world
     cp = safepoint.open(url_of(db), **options)
-    if cp.store.transactional_tools:
-        with cp.connection() as conn:
-            conn.execute("CREATE TABLE IF NOT EXISTS ledger (key TEXT NOT NULL)")
-    else:
+    if not ledgers.make(cp):
         TOOLS["book"] = put
     return cp
 

@@ -14,6 +14,7 @@ import random
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -40,6 +41,7 @@ from safepoint.script import Exec, Io
 from safepoint.tools import current
 from safepoint.tools import model as a_model
 from safepoint.tools import tool as a_tool
+from tests.support import ledgers
 
 SWALLOWED = "swallowed"
 """Stands in the state for what a swallowing step did not get."""
@@ -168,7 +170,7 @@ async def _asks_async(key: str, *, idempotency_key: str) -> Any:
 
 def _tx(key: str, *, connection: Any) -> Any:
     WORLD.start(key)
-    connection.execute("INSERT INTO ledger (task, key) VALUES (?, ?)", (WORLD.task, key))
+    ledgers.insert(connection, task=WORLD.task, key=key)
     return f"booked {key}"
 
 
@@ -251,14 +253,14 @@ class Program:
     save_every: Any = 1
     die: Sequence[tuple[str, str]] = ()
     """Deaths before the run that is disturbed."""
-    sqlite: bool = False
+    transactional: bool = False
 
 
 PROGRAMS: dict[str, Program] = {
     "write-verified": Program([[call("wv", "a"), call("rd", "b")]]),
     "write-unverified": Program([[call("wn", "a"), call("rd", "b")]]),
     "idempotent": Program([[call("idm", "a"), call("wv", "b")]]),
-    "transactional": Program([[call("tx", "a"), call("wv", "b")], [call("tx", "c")]], sqlite=True),
+    "transactional": Program([[call("tx", "a"), call("wv", "b")], [call("tx", "c")]], transactional=True),
     "read": Program([[call("rd", "a")], [call("wv", "b")]]),
     "model": Program([[call("mdl", "a"), call("wv", "b", call_id="call_0")], [call("mdl", "c")]]),
     "retries": Program([[call("fl", "a"), call("wr", "b")]]),
@@ -549,11 +551,8 @@ class Bench:
     """An open store with what both faces need."""
 
     def __init__(self, url: str) -> None:
-        self.cp = safepoint.open(url, durability="process") if url.startswith("sqlite") else safepoint.open(url)
-        self.transactional = self.cp.store.transactional_tools
-        if self.transactional:
-            with self.cp.connection() as connection:
-                connection.execute("CREATE TABLE IF NOT EXISTS ledger (task TEXT, key TEXT)")
+        self.cp = safepoint.open(url, durability="process")
+        self.transactional = ledgers.make(self.cp, "task TEXT, key TEXT")
         self.acp = safepoint.open_async(self.cp)
         self.runner = asyncio.Runner()
         self.n = 0
@@ -581,7 +580,8 @@ class Bench:
         if not self.transactional:
             return {}
         with self.cp.connection() as connection:
-            return dict(connection.execute("SELECT key, count(*) FROM ledger WHERE task = ? GROUP BY key", (task,)))
+            found = connection.execute(f"SELECT key, task FROM {ledgers.table_of(self.cp.store.url)}").fetchall()
+        return dict(Counter(key for key, of in found if of == task))
 
 
 @dataclass
@@ -836,7 +836,7 @@ def storms(url: str, face: str, seed: str, seconds: float, most: int = 1) -> tup
     end = time.monotonic() + seconds
     with hooked():
         while time.monotonic() < end:
-            name = rng.choice([p for p in PROGRAMS if bench.transactional or not PROGRAMS[p].sqlite])
+            name = rng.choice([p for p in PROGRAMS if bench.transactional or not PROGRAMS[p].transactional])
             if name not in calm:
                 calm[name] = Case(bench, face, PROGRAMS[name])
                 calm[name].expected = calm[name].play()

@@ -7,6 +7,7 @@ from typing import Any
 
 import safepoint
 from safepoint import CallFailed, DidNotHappen, Done, NotDone, RefusedType, Retry, Unknown, _probe, model, tool
+from tests.support import ledgers
 from tests.support.agents import SETTLE, open_here, told, world_of
 from tests.support.children import die, tell
 
@@ -70,7 +71,7 @@ def idm(key: str, how: How, *, idempotency_key: str) -> Any:
 
 @tool(effect="transactional")
 def tx(key: str, how: How, *, connection: Any, idempotency_key: str) -> Any:
-    connection.execute("INSERT INTO ledger (key) VALUES (?)", (key,))
+    ledgers.insert(connection, key=key)
     if world_of(key).start(key, idempotency_key) <= how.get("fails", 0):
         raise OSError("no")
     return f"tx:{key}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import safepoint
 from safepoint import Done, NotDone, model, tool
-from tests.support import agents
+from tests.support import agents, ledgers
 from tests.support.agents import SETTLE, kill_at, open_here, told, world_of
 
 
@@ -38,7 +38,7 @@ def idempotent(key: str, n: float, to: dict[str, float], *, idempotency_key: str
 
 @tool(effect="transactional")
 def transactional(key: str, n: float, to: dict[str, float], *, connection: Any) -> str:
-    connection.execute("INSERT INTO ledger (key) VALUES (?)", (key,))
+    ledgers.insert(connection, key=key)
     return f"transactional:{key}"
 
 
