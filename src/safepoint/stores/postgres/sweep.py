@@ -74,9 +74,10 @@ class Removals:
 
     def unreadable(self, task: str, seqs: Iterable[int], *, space: str = "", sound: set[bytes] | None = None) -> dict[int, str]:
         db = self._db
-        n, _ = _amount(db, task)
-        if n is None:
+        found = asked(db, "number", task=task)
+        if not found:
             return {}
+        n = int(found[0][0])
         bad: dict[int, Flaw] = {}
         bad |= find(task, _checkpoints(db, n, prunable(seqs), space, bad), lambda names: _objects(db, n, names), sound)
         if not bad:
@@ -84,8 +85,8 @@ class Removals:
         # Another sweep may have taken them, or what they lack, meanwhile: only what is wrong in one look is believed.
         there = {seq for (seq,) in asked(db, "there", n=n, seqs=sorted(bad))}
         names = {flaw.name for flaw in bad.values() if flaw.name is not None}
-        found = {obj.name: obj for obj in _objects(db, n, sorted(names))}
-        lost = {name for name in names if wrong(name, found.get(name))}
+        objects = {obj.name: obj for obj in _objects(db, n, sorted(names))}
+        lost = {name for name in names if wrong(name, objects.get(name))}
         there &= {seq for (seq,) in asked(db, "there", n=n, seqs=sorted(there))}
         return {seq: flaw.why for seq, flaw in bad.items() if seq in there and (flaw.name is None or flaw.name in lost)}
 
@@ -148,7 +149,10 @@ def refuse_if_held(db: Database, link: Link, task: str, n: int) -> int:
 
 def _amount(db: Database, task: str) -> tuple[int | None, bool]:
     """A task's number, and whether there is too much of it for one transaction."""
-    found = asked(db, "amount", task=task, most=LARGE + 1)
+    try:
+        found = asked(db, "amount", task=task, most=LARGE + 1)
+    except Damaged:
+        found = [(n, LARGE + 1) for (n,) in asked(db, "number", task=task)]  # what cannot be counted is taken for much
     return (found[0][0], found[0][1] > LARGE) if found else (None, False)
 
 

@@ -27,6 +27,11 @@ BYTES = 1_000_000
 FIRST, MOST = 16, 2000
 """Rows that are asked for at first, and at most: how large they are is seen from those that come."""
 LAST = (1 << 63) - 1
+_LAST_NAME = b"\xff" * 17
+BLOCKS = 1024
+"""Pages of a table that are looked through at once."""
+RANGES = 140000
+"""The version of PostgreSQL from which on a range of pages can be read without those before it."""
 
 KINDS: dict[str, tuple[Any, tuple[str, ...], Callable[[tuple[Any, ...]], Any]]] = {
     "checkpoint": (CheckpointRow, rows.CHECKPOINT, rows.checkpoint),
@@ -162,17 +167,68 @@ def _uncounted(db: Database, n: int) -> Iterator[Lost]:
 
 
 def _objects(db: Database, n: int) -> Iterator[Part]:
+    after: bytes = b""
     # A name of another length than 16 bytes is damaged, and is found all the same.
-    for row in _scan(db, "object", "object_keys", b"", b"\xff" * 17, _middle_name, n=n):
-        if isinstance(row, Gap):
-            one = len(row.upto) == 16 and row.after == _before(row.upto)
-            name = f"object {row.upto.hex()}" if one else f"objects {row.after.hex() or '0'} to {row.upto.hex()}"
-            yield Lost(name, f"sp_objects, task {n}", row.why, kind="object", name=row.upto if one else b"")
-        elif all(value.__class__ is bytes for value in row):
-            yield Obj(*row)
+    for row in _scan(db, "object", "object_keys", b"", _LAST_NAME, _no_middle, n=n):
+        if not isinstance(row, Gap):
+            after = row[0]
+            yield _object(row, n)
+        elif row.upto != _LAST_NAME:
+            after = row.upto
+            yield _lost_object(row.upto, n, row.why)
         else:
-            why = "its values are of other types"
-            yield Lost(f"object {row[0].hex()}", f"sp_objects, task {n}", why, kind="object", name=row[0])
+            yield from _beyond(db, n, after, row.why)
+
+
+def _object(row: tuple[Any, ...], n: int) -> Obj | Lost:
+    if all(value.__class__ is bytes for value in row):
+        return Obj(*row)
+    return _lost_object(row[0], n, "its values are of other types")
+
+
+def _lost_object(name: bytes, n: int, why: str) -> Lost:
+    return Lost(f"object {name.hex()}", f"sp_objects, task {n}", why, kind="object", name=name)
+
+
+def _beyond(db: Database, n: int, after: bytes, why: str) -> Iterator[Part]:
+    """The objects behind one whose name cannot be read either: in the order of the index each would hide those behind it, so the
+    names are looked for in the order in which they lie in the table."""
+    ((blocks, version),) = asked(db, "object_blocks")
+    if version < RANGES:
+        for row in _scan(db, "object", "object_keys", after, _LAST_NAME, _middle_name, n=n):
+            if isinstance(row, Gap):
+                yield Lost(f"objects {row.after.hex()} to {row.upto.hex()}", f"sp_objects, task {n}", row.why, kind="object")
+            else:
+                yield _object(row, n)
+        return
+    names: list[bytes] = []
+    spans = [(start, min(start + BLOCKS, blocks)) for start in range(0, blocks, BLOCKS)][::-1]
+    while spans:
+        start, end = spans.pop()
+        try:
+            names += [name for (name,) in asked(db, "object_names_in", n=n, block=start, end=end) if name > after]
+        except Damaged as error:
+            if end - start > 1:
+                middle = (start + end) // 2
+                spans += [(middle, end), (start, middle)]
+            else:
+                yield Lost(f"objects on page {start}", f"sp_objects, page {start}", error.why or why, kind="object")
+    names.sort()
+    for i in range(0, len(names), FIRST):
+        yield from _named(db, n, names[i : i + FIRST])
+
+
+def _named(db: Database, n: int, names: list[bytes]) -> Iterator[Part]:
+    try:
+        found = asked(db, "objects_named", n=n, names=rows.blobs(names))
+    except Damaged as error:
+        if len(names) == 1:
+            yield _lost_object(names[0], n, error.why)
+            return
+        for name in names:
+            yield from _named(db, n, [name])
+        return
+    yield from (_object(row, n) for row in found)
 
 
 # -- past damage
@@ -262,6 +318,10 @@ def _before(key: Any) -> Any:
 
 def _middle_number(after: int, upto: int) -> int | None:
     return (after + upto) // 2 if upto - after > 1 else None
+
+
+def _no_middle(after: bytes, upto: bytes) -> None:
+    return None
 
 
 def _middle_name(after: bytes, upto: bytes) -> bytes | None:

@@ -15,6 +15,9 @@ FROM {s}.sp_tasks WHERE n = %(n)s FOR UPDATE
 SELECT last_seq, sweeps, xmin::text AS version, pg_snapshot_xmin(pg_current_snapshot())::text AS horizon
 FROM {s}.sp_tasks WHERE n = %(n)s
 
+-- name: number
+SELECT n FROM {s}.sp_tasks WHERE task = %(task)s
+
 -- How much a sweep would read, up to a number.
 -- name: amount
 SELECT t.n, (SELECT count(*) FROM (SELECT 1 FROM {s}.sp_objects o WHERE o.task = t.n LIMIT %(most)s) AS a)

@@ -56,6 +56,16 @@ SELECT name, refs, data FROM {s}.sp_objects WHERE task = %(n)s AND name > %(afte
 -- name: object_keys
 SELECT name FROM {s}.sp_objects WHERE task = %(n)s AND name > %(after)s AND name <= %(upto)s ORDER BY name LIMIT %(page)s
 
+-- name: object_names_in
+SELECT name FROM {s}.sp_objects
+WHERE task = %(n)s AND ctid >= format('(%%s,0)', %(block)s::bigint)::tid AND ctid < format('(%%s,0)', %(end)s::bigint)::tid
+
+-- name: object_blocks
+SELECT pg_relation_size('{s}.sp_objects'::regclass) / current_setting('block_size')::bigint, current_setting('server_version_num')::int
+
+-- name: objects_named
+SELECT name, refs, data FROM {s}.sp_objects WHERE task = %(n)s AND name = ANY(%(names)s::bytea[]) ORDER BY name
+
 -- -- by what two tasks are told apart
 
 -- name: checkpoint_seals
