@@ -10,8 +10,10 @@ local function refs_in(value)
   local length = ((a * 256 + b) * 256 + c) * 256 + d
   return length + 4 <= #value and string.sub(value, 5, 4 + length) or nil
 end
+local page = 2
 repeat
-  local found = redis.call('HSCAN', key, cursor, 'COUNT', 16)
+  local before = bytes
+  local found = redis.call('HSCAN', key, cursor, 'COUNT', page)
   cursor = found[1]
   for i = 1, #found[2], 2 do
     local field, value = found[2][i], found[2][i + 1]
@@ -34,5 +36,7 @@ repeat
       calls[#calls + 1], calls[#calls + 2] = name, value
     end
   end
-until cursor == '0' or bytes > tonumber(ARGV[2]) or count >= 1000
+  -- Values come here whole, so few at a time where they are large.
+  page = bytes - before > 65536 and 2 or math.min(page * 2, 32)
+until cursor == '0' or bytes > tonumber(ARGV[2]) or count >= 500
 return {cursor, objects, roots, calls, headers, bad}

@@ -33,9 +33,9 @@ __all__ = ["Removals", "Start", "asked", "numbered", "start", "values_of"]
 
 PAGE = 500
 """Rows or objects that are asked for at once."""
-ROWS, OBJECTS = 128, 256
+ROWS, OBJECTS = 64, 256
 """What one script deletes: checkpoints with calls and pauses, or objects."""
-BYTES = 1_000_000
+BYTES = 500_000
 """About how much a script reads."""
 TRIES = 20
 """How often is looked anew, if a task changes meanwhile in a way that matters. What is left then is left to the next sweep."""
