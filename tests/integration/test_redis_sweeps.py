@@ -110,7 +110,7 @@ def test_what_a_later_save_leaves_out_stays_too(store: RedisStore) -> None:
 def test_a_big_save_that_is_staged_before_the_mark_and_lands_after_it_is_whole(store: RedisStore) -> None:
     writer = chain(store, 3)
     commit = writer.commit(*BIG)
-    stage = store._stage(commit, store._client.deadline())
+    stage = store._stage(commit)
     once_at("sweep.marked", lambda: store._commit(commit, stage, store._client.deadline()))
     assert store.prune("task", [1]).objects == 3
     assert whole(store)
@@ -137,7 +137,7 @@ def test_a_sweep_in_the_middle_of_a_big_save_takes_nothing_of_it(store: RedisSto
 def test_a_stage_that_has_expired_is_swept_and_its_save_sends_all_again(store: RedisStore, raw: Any) -> None:
     writer = chain(store, 3)
     commit = writer.commit(*BIG)
-    stage = store._stage(commit, store._client.deadline())
+    stage = store._stage(commit)
     key = store._client.keys.task("task")
     entries = raw.hget(key, "stages")
     raw.hset(key, "stages", b"/".join([*entries.split(b"/")[:-1], b"1000"]))
@@ -150,7 +150,7 @@ def test_a_stage_that_has_expired_is_swept_and_its_save_sends_all_again(store: R
 def test_a_stage_that_expired_before_the_mark_cannot_land_after_it(store: RedisStore, raw: Any) -> None:
     writer = chain(store, 3)
     commit = writer.commit(*BIG)
-    stage = store._stage(commit, store._client.deadline())
+    stage = store._stage(commit)
     key = store._client.keys.task("task")
     raw.hset(key, "stages", b"/".join([*raw.hget(key, "stages").split(b"/")[:-1], b"1000"]))
     once_at("sweep.marked", lambda: store._commit(commit, stage, store._client.deadline()))

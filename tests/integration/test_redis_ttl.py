@@ -353,7 +353,7 @@ def test_field_case_74_a_cancelled_save_replaces_nothing_newer(url: str) -> None
 def test_objects_of_a_first_save_that_died_expire(store: RedisStore, raw: Any) -> None:
     big = [obj(b"big %d" % i * 60_000) for i in range(6)]
     commit = Writer(store).commit(*big)
-    store._stage(commit, store._client.deadline())
+    store._stage(commit)
     (key,) = keys_of(raw, store)
     assert 0 < raw.ttl(key) <= layout.STAGE_FOR
     assert is_absent(store)
