@@ -235,8 +235,7 @@ class Commits(Reads):
     def transact(self, task: str, guard: Guard, call: CallRow, body: Callable[[Any], Commit]) -> Committed:
         check_id(task)
         db = self._db
-        with db.lent() as link:
-            xact = self._enter(link, task, guard, call)
+        with db.lent(lambda link: self._enter(link, task, guard, call)) as (link, xact):
             commit, foreign = None, None
             link.lent, link.end, link.begun_again = True, None, False
             try:
@@ -263,25 +262,22 @@ class Commits(Reads):
         return done
 
     def _enter(self, link: Link, task: str, guard: Guard, call: CallRow) -> str:
+        """Begin the transaction: with the locks that it stands on, if the call is still as it was. Returns its number."""
         db = self._db
         try:
             db.begin(link, True)
             answer = _Answer(run(link, db.function("sp_transact_1", 5), (task, *guard, call.no, call.version))[0][0])
-        except psycopg.Error as error:
-            db.end(link, "ROLLBACK")
-            raise db.translate(error) from error
+            if answer.word == "no_task":
+                raise refusals.no_task(task)
+            if answer.word == "lost":
+                raise self._lost(task, guard, answer.more)
+            if answer.word != "done":
+                raise _row_refusal(task, answer)
         except BaseException:
             db.end(link, "ROLLBACK")
             raise
-        if answer.word == "done":
-            self._foreseen.put(task, answer.last)
-            return answer.more[0] or ""
-        db.end(link, "ROLLBACK")
-        if answer.word == "no_task":
-            raise refusals.no_task(task)
-        if answer.word == "lost":
-            raise self._lost(task, guard, answer.more)
-        raise _row_refusal(task, answer)
+        self._foreseen.put(task, answer.last)
+        return answer.more[0] or ""
 
     def _finish(self, link: Link, xact: str, task: str, guard: Guard, call: CallRow, commit: Commit) -> Committed:
         """Write what the body has returned, in the transaction that it was begun in."""
@@ -380,7 +376,7 @@ class Commits(Reads):
 
     @contextmanager
     def _lend(self) -> Iterator[Link]:
-        with self._db.lent() as link:
+        with self._db.lent(lambda _: None) as (link, _):
             link.end = None
             yield link
             if not link.closed and link.pgconn.transaction_status != TransactionStatus.IDLE:

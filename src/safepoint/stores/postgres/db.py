@@ -38,6 +38,9 @@ Row = tuple[Any, ...]
 FIRST = 0.6
 """The part of ``timeout`` that a first try gets: what is left is for asking again on another connection."""
 
+LAST = 0.02
+"""Seconds with which nothing can be begun any more."""
+
 
 @cache
 def statements(name: str) -> dict[str, str]:
@@ -227,10 +230,10 @@ class Database:
                 failure = _Failure(self.translate(error), may_pass(error), is_lost(error))
             sent = sent or (failure.sent and facts is not None)
             pause = min(pause * 2, 0.5)
-            rest = pause * random.uniform(0.5, 1.0)
-            if not failure.may_pass or time.monotonic() + rest >= end:
+            left = end - time.monotonic()
+            if not failure.may_pass or left < LAST:
                 raise _unknown(failure.error, facts) if sent and facts is not None else failure.error
-            time.sleep(rest)
+            time.sleep(min(pause * random.uniform(0.5, 1.0), left / 2))
 
     @contextmanager
     def _lend(self, end: float, keep: bool) -> Iterator[Link]:
@@ -240,7 +243,7 @@ class Database:
         except Unavailable as error:
             raise _Unsent(error, may_pass=False) from None
         except psycopg.Error as error:
-            raise _Unsent(self.translate(error), may_pass=not refused_login(error)) from error
+            raise _Unsent(self.translate(error), may_pass=is_lost(error) and not refused_login(error)) from error
         try:
             link.end = end
             yield link
@@ -251,12 +254,13 @@ class Database:
             self._pool.give(link)
 
     @contextmanager
-    def lent(self) -> Iterator[Link]:
-        """A connection for a while, with ``timeout`` for each answer unless ``end`` is changed; no error in it is translated."""
-        link = self.repeat(lambda link: link, keep=True)
+    def lent(self, first: Callable[[Link], T]) -> Iterator[tuple[Link, T]]:
+        """A connection for a while, and what ``first(link)`` has answered on it, which is repeated as a read is. After that each
+        answer is waited for ``timeout`` seconds, unless ``end`` is changed, and no error is translated."""
+        link, answer = self.repeat(lambda link: (link, first(link)), keep=True)
         try:
             link.end = time.monotonic() + self.timeout
-            yield link
+            yield link, answer
         finally:
             self._pool.give(link)
 

@@ -87,6 +87,8 @@ def translate(error: psycopg.Error, url: str, schema: str) -> SafepointError:
         return Unavailable(f"{url} is busy", "somebody else holds a lock that is needed", "Do it again.")
     if state == "53300":
         return Unavailable(f"{url} takes no more connections", said, "Raise max_connections, or use a smaller pool=.")
+    if not state and not is_lost(error):
+        return UsageError(f"{url} cannot be asked", said, "Correct the URL.")
     if refused_login(error):
         return UsageError(f"{url} refuses the login", said, "Correct user, password or database in the URL.")
     return Unavailable(
