@@ -111,7 +111,7 @@ def test_a_big_save_that_is_staged_before_the_mark_and_lands_after_it_is_whole(s
     writer = chain(store, 3)
     commit = writer.commit(*BIG)
     stage = store._stage(commit)
-    once_at("sweep.marked", lambda: store._commit(commit, stage, store._client.deadline()))
+    once_at("sweep.marked", lambda: store._commit(commit, stage))
     assert store.prune("task", [1]).objects == 3
     assert whole(store)
     assert store.prune("task", []).objects == 0
@@ -143,7 +143,7 @@ def test_a_stage_that_has_expired_is_swept_and_its_save_sends_all_again(store: R
     raw.hset(key, "stages", b"/".join([*entries.split(b"/")[:-1], b"1000"]))
     assert store.prune("task", []).objects == len(BIG)
     assert not [field for field in raw.hkeys(key) if field.startswith(b"s:")]
-    store._commit(commit, stage, store._client.deadline())
+    store._commit(commit, stage)
     assert whole(store)
 
 
@@ -153,7 +153,7 @@ def test_a_stage_that_expired_before_the_mark_cannot_land_after_it(store: RedisS
     stage = store._stage(commit)
     key = store._client.keys.task("task")
     raw.hset(key, "stages", b"/".join([*raw.hget(key, "stages").split(b"/")[:-1], b"1000"]))
-    once_at("sweep.marked", lambda: store._commit(commit, stage, store._client.deadline()))
+    once_at("sweep.marked", lambda: store._commit(commit, stage))
     store.prune("task", [1])
     assert whole(store)
 
