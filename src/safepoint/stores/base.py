@@ -154,8 +154,8 @@ class Store(ABC):
     def acquire(self, task: str, holder: bytes, *, steal: bool = False) -> Grant:
         """Take the lease: a new fence, one greater than the task's last, and status ``running``, attempts + 1; creates the task.
 
-        A task without a lease before begins above every fence that a deleted task had, since receivers that refuse stale
-        fences know no more than the task's name. Where the store cannot tell whether the last holder lives, it is presumed
+        A task without a lease before begins above every fence that a deleted task of its name had, since receivers that refuse
+        stale fences know no more than the task's name. Where the store cannot tell whether the last holder lives, it is presumed
         dead: ``previous`` says so and ``presumed`` is its fence.
 
         Raises:

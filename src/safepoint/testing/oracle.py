@@ -22,7 +22,7 @@ class Oracle:
         self.tasks: dict[str, dict[str, Any]] = {}
         self.world: dict[bytes, tuple[bytes, bytes]] = {}
         """Every object there ever was: name -> (refs, data)."""
-        self.deleted_fence = 0
+        self.deleted_fences: dict[str, int] = {}
 
     # -- objects
 
@@ -139,7 +139,7 @@ class Oracle:
             if previous == "presumed_dead":
                 presumed = fence
         assert (grant.previous, grant.presumed) == (previous, presumed)
-        assert grant.guard.fence > max(fence, self.deleted_fence if old is None else 0)
+        assert grant.guard.fence > max(fence, self.deleted_fences.get(name, 0) if old is None else 0)
         if old is not None:
             assert grant.guard.fence == fence + 1
             assert grant.guard.token != old["guard"][1]
@@ -227,7 +227,8 @@ class Oracle:
     def deleted(self, name: str) -> bool:
         task = self.tasks.pop(name, None)
         if task is not None and task["lease"] is not None:
-            self.deleted_fence = max(self.deleted_fence, task["lease"]["guard"][0])
+            fence = task["lease"]["guard"][0]
+            self.deleted_fences[name] = max(fence, self.deleted_fences.get(name, 0))
         return task is not None
 
     # -- the whole
