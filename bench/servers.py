@@ -175,13 +175,13 @@ def postgres_disk(url: str, saves: int) -> list[Row]:
             return int(found[0])
 
     ours, peer = Ours(f"{url}&schema=disk", 2000, "disk"), Peer(url, 2000, "disk")
-    before, peer_before = size("disk", "sp~_%"), size("public", "checkpoint%")
+    before, peer_before = size("disk", r"sp\_%"), size("public", "checkpoint%")
     for _ in range(saves):
         ours.save()
         peer.save()
     ours.cp.close()
     peer.conn.close()
-    o, p = size("disk", "sp~_%") - before, size("public", "checkpoint%") - peer_before
+    o, p = size("disk", r"sp\_%") - before, size("public", "checkpoint%") - peer_before
     return [
         (
             f"PostgreSQL: disk for {saves} saves at 2,000 messages",
@@ -335,7 +335,7 @@ def rows(folder: Path, rounds: int) -> list[Row]:
     try:
         for messages in (10, 200, 2000):
             found += postgres_saves(server.url, messages, rounds)
-        found += postgres_disk(server.url, 60)
+        found += postgres_disk(server.url, 100)
         found += postgres_async(server.url, 200, 3.0)
         found += against_dbos(folder, server.url, rounds)
     finally:
