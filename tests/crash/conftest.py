@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.children import Server
 from tests.support.effects import Effects
+from tests.support.stores import KINDS, place
 
 
 @pytest.fixture(scope="session")
@@ -14,7 +15,7 @@ def server() -> Iterator[Server]:
     made = Server(
         "safepoint",
         "safepoint.aio",
-        "safepoint.stores.sqlite",
+        "tests.support.imports",
         "tests.support.agents",
         "tests.support.effects",
         "tests.support.races",
@@ -32,4 +33,12 @@ def effects(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Effects
 
 @pytest.fixture
 def db(tmp_path: Path) -> str:
+    """The path of a SQLite store."""
     return str(tmp_path / "agent.db")
+
+
+@pytest.fixture(params=[kind for kind in KINDS if kind not in {"file", "cluster"}])
+def any_db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Of each store in which rows are looked at: a path for SQLite, else a URL."""
+    with place(request.param, tmp_path) as made:
+        yield made.url.removeprefix("sqlite:///")

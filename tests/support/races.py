@@ -10,7 +10,7 @@ from typing import Any
 import safepoint
 from safepoint import Conflict, Done, LeaseHeld, NotDone, Retention, RunEnded, SafepointError, State, _probe, tool
 from tests.support import agents
-from tests.support.agents import SETTLE, open_here, told, world_of
+from tests.support.agents import SETTLE, open_here, told, url_of, world_of
 from tests.support.children import hear, tell
 
 
@@ -30,7 +30,7 @@ def name_of(error: BaseException) -> str:
 
 def taker(db: str, task: str) -> None:
     """Try to take the task at each moment that is heard; hold it until told to let go."""
-    with safepoint.open(f"sqlite:///{db}") as cp:
+    with safepoint.open(url_of(db)) as cp:
         cp.status(task)
         tell("ready")
         while (moment := hear()) is not None:
@@ -84,7 +84,7 @@ def _try(run: Any, verb: str, task: str) -> Any:
         case "model":
             return run.call(agents.think, key, [])
         case "transactional":
-            return run.call(agents.book, key)
+            return run.call(agents.TOOLS["book"], key)
         case "call_many":
             return run.call_many([agents.TOOLS["put"].bind(key + "a"), agents.TOOLS["send"].bind(key + "b")])
         case "save":
@@ -103,7 +103,7 @@ def _try(run: Any, verb: str, task: str) -> Any:
 
 def thief(db: str, task: str) -> tuple[int, str]:
     """Take the task by force, save, and let go."""
-    with safepoint.open(f"sqlite:///{db}") as cp, cp.resume(task, steal=True) as run:
+    with safepoint.open(url_of(db)) as cp, cp.resume(task, steal=True) as run:
         run.state.agent_state["thief"] = True
         run.save()
         return run.fence, run.recovery.previous
@@ -207,18 +207,17 @@ def long_tool(seconds: float, gil: bool) -> str:
     return "done"
 
 
-def slow_agent(db: str, task: str, seconds: float, gil: bool) -> dict[str, Any]:
+def slow_agent(db: str, task: str, seconds: float, gil: bool, lease: float) -> dict[str, Any]:
     def step(run: Any) -> None:
         run.finish(run.call(long_tool, seconds, gil))
 
-    # A lease that would have run out long before, if it had a clock.
-    with safepoint.open(f"sqlite:///{db}", lease=1.0) as cp:
+    with safepoint.open(url_of(db), lease=lease) as cp:
         return told(safepoint.run_agent(step, task_id=task, input="go", store=cp))
 
 
 def tries(db: str, task: str) -> str:
     """Whether the task can be taken."""
-    with safepoint.open(f"sqlite:///{db}") as cp:
+    with safepoint.open(url_of(db)) as cp:
         try:
             cp.resume(task).close()
         except LeaseHeld:
@@ -232,7 +231,7 @@ def tries(db: str, task: str) -> str:
 def alone(db: str, task: str, count: int, size: int = 1000, stop: bool = False) -> list[int]:
     """Save a task of one's own so often, or until told to stop; any error is raised."""
     seqs: list[int] = []
-    with safepoint.open(f"sqlite:///{db}", retention=Retention.keep_all()) as cp:
+    with safepoint.open(url_of(db), retention=Retention.keep_all()) as cp:
         state = cp.load_latest(task) or State(task)
         tell("ready")
         hear()
@@ -259,7 +258,7 @@ def _told_to_stop() -> bool:
 def together(db: str, task: str, count: int) -> tuple[list[int], int]:
     """Save one task against others: load, change, save. Returns the seqs that landed, and the number of conflicts."""
     seqs, conflicts = [], 0
-    with safepoint.open(f"sqlite:///{db}", retention=Retention.keep_all()) as cp:
+    with safepoint.open(url_of(db), retention=Retention.keep_all()) as cp:
         tell("ready")
         hear()
         for i in range(count):
@@ -279,7 +278,7 @@ def replacing(db: str, task: str, count: int, me: int) -> tuple[int, int]:
     """Save one task against others, with retention: parts are replaced, shared, and come back. Returns landed, conflicts."""
     landed = conflicts = 0
     rng = random.Random(me)
-    with safepoint.open(f"sqlite:///{db}", retention=Retention(keep_latest=2)) as cp:
+    with safepoint.open(url_of(db), retention=Retention(keep_latest=2)) as cp:
         tell("ready")
         hear()
         for _ in range(count):
@@ -301,7 +300,7 @@ def replacing(db: str, task: str, count: int, me: int) -> tuple[int, int]:
 def sweeping(db: str, task: str) -> int:
     """Clean up and look at what is left, until told to stop."""
     swept = 0
-    with safepoint.open(f"sqlite:///{db}") as cp:
+    with safepoint.open(url_of(db)) as cp:
         tell("ready")
         hear()
         while not _told_to_stop():
@@ -312,7 +311,7 @@ def sweeping(db: str, task: str) -> int:
 
 def half_reader(db: str, task: str) -> list[int]:
     """Read the first page of two listings, stand still while others save, read on when told."""
-    with safepoint.open(f"sqlite:///{db}") as cp:
+    with safepoint.open(url_of(db)) as cp:
         page = cp.list_checkpoints(task, limit=5)
         rows = cp.store.tasks(limit=1)
         tell("half", [h.seq for h in page])
@@ -329,7 +328,7 @@ def half_reader(db: str, task: str) -> list[int]:
 def big(db: str, task: str, megabytes: int) -> int:
     """Save one state of so many MB."""
     state = State(task, messages=[random.Random(i).randbytes(1_000_000) for i in range(megabytes)])
-    with safepoint.open(f"sqlite:///{db}") as cp:
+    with safepoint.open(url_of(db)) as cp:
         tell("ready")
         hear()
         seq = cp.save(state).seq

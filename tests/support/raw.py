@@ -14,6 +14,7 @@ from urllib.parse import parse_qs
 import apsw
 import msgspec
 
+from safepoint.stores.redis import layout  # in which order values stand, and nothing else
 from tests.support import rawrows
 
 Where = str | os.PathLike[str]
@@ -100,16 +101,14 @@ def checkpoints(path: Where, task: str) -> list[tuple[Any, ...]]:
 
 
 CALL = ("no", "step", "tool", "effect", "status", "attempts", "fence", "idempotency_key", "call_id", "superseded")
-_CALL_AT = (3, 2, 6, 7, 11, 12, 13, 9, 8, 28)
-"""Where these stand in a row of the Redis store: see stores/redis/layout.py."""
 
 
 def calls(path: Where, task: str) -> list[dict[str, Any]]:
     """The journal of a task, by number."""
     if kind_of(path) in ("redis", "cluster"):
         stored = [value for name, value in sorted(fields_of(path, task).items()) if name.startswith(b"c:")]
-        made = [dict(zip(CALL, (row[i] for i in _CALL_AT), strict=True)) for row in map(msgspec.msgpack.decode, stored)]
-        return sorted(made, key=lambda row: row["no"])
+        made = [dict(zip(layout.CALL, row, strict=False)) for row in map(msgspec.msgpack.decode, stored)]
+        return sorted(({name: row[name] for name in CALL} for row in made), key=lambda row: row["no"])
     found = rows(
         path,
         f"SELECT {', '.join('c.' + n for n in CALL)} FROM {{s}}sp_calls c JOIN {{s}}sp_tasks t ON t.n = c.task"
@@ -123,7 +122,8 @@ def pauses(path: Where, task: str) -> list[tuple[str, str]]:
     """(name, status) of each."""
     if kind_of(path) in ("redis", "cluster"):
         found = [value for name, value in sorted(fields_of(path, task).items()) if name.startswith(b"p:")]
-        return [(row[5], row[11]) for row in map(msgspec.msgpack.decode, found)]
+        rows_of = [dict(zip(layout.PAUSE, row, strict=False)) for row in map(msgspec.msgpack.decode, found)]
+        return [(row["name"], row["status"]) for row in rows_of]
     sql = "SELECT p.name, p.status FROM {s}sp_pauses p JOIN {s}sp_tasks t ON t.n = p.task WHERE t.task = ? ORDER BY p.no"
     return [(name, status) for name, status in rows(path, sql, task)]
 
@@ -143,6 +143,14 @@ def lease(path: Where, task: str) -> tuple[int, str, int]:
     sql = "SELECT x.fence, x.state, x.presumed FROM {s}sp_leases x JOIN {s}sp_tasks t ON t.n = x.task WHERE t.task = ?"
     (found,) = rows(path, sql, task)
     return found[0], found[1], found[2]
+
+
+def ledger(path: Where, task: str | None = None) -> list[str]:
+    """The keys that transactional tools have written, of one task or all; none where there are no such tools."""
+    if kind_of(path) in ("redis", "cluster"):
+        return []
+    found = sorted(key for (key,) in rows(path, "SELECT key FROM {s}ledger"))
+    return found if task is None else [key for key in found if key.startswith(f"{task}/")]
 
 
 def head(path: Where, task: str) -> int | None:

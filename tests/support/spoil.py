@@ -88,7 +88,7 @@ def change_checkpoint(where: Any, task: str, seq: int, **values: Any) -> None:
         rows = of._shared.tasks[task].checkpoints
         rows[seq] = replace(rows[seq], **values)
     elif raw.kind_of(of) in HASHED:
-        _field(of, task, b"h:%d" % seq, lambda old: _array(old, _HEADER, values))
+        _field(of, task, b"h:%d" % seq, lambda old: _array(old, layout.HEADER, values))
     else:
         _sql(
             of, f"UPDATE {{s}}sp_checkpoints SET {_set(values)} WHERE seq = {{at}} AND task = {{task}}", task, at=seq, **values
@@ -115,7 +115,7 @@ def change_call(where: Any, task: str, no: int, **values: Any) -> None:
         rows = of._shared.tasks[task].calls
         rows[no] = replace(rows[no], **values)
     elif raw.kind_of(of) in HASHED:
-        _field(of, task, b"c:%d" % no, lambda old: _array(old, _CALL, values))
+        _field(of, task, b"c:%d" % no, lambda old: _array(old, layout.CALL, values))
     else:
         _sql(of, f"UPDATE {{s}}sp_calls SET {_set(values)} WHERE no = {{at}} AND task = {{task}}", task, at=no, **values)
 
@@ -182,15 +182,12 @@ def _plain(value: Any) -> str:
 # -- hashes
 
 HASHED = ("redis", "cluster")
-# Where values stand in a row: see stores/redis/layout.py.
-_HEADER = {"step": 6, "kind": 7, "created_at": 9, "seal": 16}
-_CALL = {"step": 2, "status": 11, "seal": 30}
 
 
-def _array(old: bytes, at: dict[str, int], values: dict[str, Any]) -> bytes:
+def _array(old: bytes, names: tuple[str, ...], values: dict[str, Any]) -> bytes:
     row = msgspec.msgpack.decode(old)
     for name, value in values.items():
-        row[at[name]] = value
+        row[names.index(name)] = value
     return msgspec.msgpack.encode(row)
 
 

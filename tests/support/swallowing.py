@@ -7,7 +7,7 @@ from typing import Any
 import safepoint
 from safepoint import tool
 from tests.support import agents
-from tests.support.agents import open_here, told, world_of
+from tests.support.agents import open_here, told, url_of, world_of
 from tests.support.children import hear, tell
 
 
@@ -145,7 +145,7 @@ def in_agent_async(db: str, task: str, world: Any, end: str) -> dict[str, Any]:
 
     open_here(db, world, (task,)).close()
     try:
-        return told(asyncio.run(safepoint.run_agent_async(step, task_id=task, input="go", store=f"sqlite:///{db}")))
+        return told(asyncio.run(safepoint.run_agent_async(step, task_id=task, input="go", store=url_of(db))))
     except safepoint.SafepointError as error:
         return _name(error)
 
@@ -154,7 +154,7 @@ def in_handle_async(db: str, task: str, world: Any, end: str) -> dict[str, Any]:
     import asyncio
 
     async def main() -> dict[str, Any]:
-        async with safepoint.open_async(f"sqlite:///{db}") as acp:
+        async with safepoint.open_async(url_of(db)) as acp:
             try:
                 async with acp.resume(task) as run:
                     _runs[task] = run
