@@ -4,6 +4,7 @@ import uuid
 
 import pytest
 
+from safepoint.stores.redis.store import RedisStore
 from safepoint.stores.url import open_store
 from safepoint.testing import Place, Remote, StoreContract, StoreMachine, run_machine
 from tests.support.scale import SOAK
@@ -27,7 +28,8 @@ class ClusterMachine(StoreMachine):
         ALWAYS = frozenset()
 
     def driver(self):
-        return Remote(Place(open_store, (fresh_cluster_url(),)))
+        url, _, prefix = fresh_cluster_url().partition("?cluster=true&durability=process&prefix=")
+        return Remote(Place(RedisStore, (url,), {"prefix": prefix, "durability": "process", "cluster": True}))
 
 
 @pytest.mark.soak

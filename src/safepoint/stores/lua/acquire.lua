@@ -1,6 +1,6 @@
 -- Take the lease. ARGV: ttl, token, holder, process, microseconds of the lease, steal, token of a process proven dead, token
--- of one that was asked about and is not proven dead, now, id, announced.
-local ttl, token, holder, process, lease, steal, dead, asked, at, id, announced = unpack(ARGV, 1, 11)
+-- of one that was asked about and is not proven dead, now, id, announced, the highest fence of deleted tasks ('': not read).
+local ttl, token, holder, process, lease, steal, dead, asked, at, id, announced, deleted = unpack(ARGV, 1, 12)
 local f = redis.call('HMGET', key, 'f:state', 'f:gone', 'f:until', 'f:token', 'f:process', 'f:holder', 'f:at', 'f:fence',
   'f:presumed', 'f:previous')
 local task, attempts, numbers = unpack(redis.call('HMGET', key, 't:id', 't:attempts', 'n'))
@@ -9,6 +9,12 @@ if f[4] == token then
   return { 'granted', n, f[8], f[10], f[9] } -- this very request was heard before
 end
 local previous, fence, presumed = '', tonumber(f[8] or redis.call('GET', floor) or '0'), f[9] or '0'
+if not f[8] then
+  if deleted == '' then
+    return { 'floor', n }
+  end
+  fence = math.max(fence, tonumber(deleted))
+end
 if f[1] == 'released' then
   previous = 'released'
 elseif f[1] == 'held' then

@@ -16,4 +16,4 @@ if ttl ~= '0' then
   redis.call('EXPIRE', floor, tonumber(ttl) + 2592000)
 end
 redis.call('UNLINK', key)
-return { 'done' }
+return { 'done', at[4] or '0' }

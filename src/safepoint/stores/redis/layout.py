@@ -5,6 +5,7 @@ Keys (``<prefix>`` has no braces, so that the braces below are the hash tag of a
     <prefix>{<base64url of the task's id>}      hash: the whole task
     <prefix>{<base64url of the task's id>}:f    string: fence floor, a decimal; the next lease of a task without one is above it.
                                                 Set when a task is deleted or written as a whole; with ``ttl`` also by each acquire
+    <prefix>fences                              string: the highest fence that a deleted task of whatever name had
     <prefix>tasks:{<k>}, k = 0..63              hash: task id -> unix seconds when it was last announced; k = crc32(id) % 64.
                                                 Announced before a task is created (``Client.announce``), so every task is in it; an
                                                 entry whose task is not there is removed when it is old (``index.lua``)
@@ -135,6 +136,7 @@ class Keys:
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix.encode()
+        self.fences = self.prefix + b"fences"
 
     def task(self, task: str) -> bytes:
         return b"%s{%s}" % (self.prefix, base64.urlsafe_b64encode(task.encode()))

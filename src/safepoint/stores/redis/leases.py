@@ -38,7 +38,7 @@ class Leases:
     def _acquire(self, task: str, holder: bytes, token: str, steal: bool) -> Grant:
         client = self._client
         deadline = client.deadline()
-        announced, dead, asked = 0, "", ""
+        announced, dead, asked, deleted = 0, "", "", b""
         while True:
             sent_at = clock()
             lease = int(self._renewals.lease * 1_000_000)
@@ -54,6 +54,7 @@ class Leases:
                 now(),
                 task.encode(),
                 announced,
+                deleted,
             ]
             try:
                 word, n, *more = client.write("acquire", client.keys.of(task), args, deadline=deadline)
@@ -64,7 +65,9 @@ class Leases:
             self._foreseen.put(task, layout.numbers_of(n))
             if word == b"granted":
                 break
-            if word == b"announce":
+            if word == b"floor":  # of a task that never had a lease
+                deleted = client.command("GET", client.keys.fences, deadline=deadline) or b"0"
+            elif word == b"announce":
                 client.announce(task, deadline=deadline)
                 announced = 1
             else:
@@ -116,6 +119,7 @@ class Leases:
                 holder=holder,
                 acquired_at=int(at),
                 presumed=int(presumed),
+                until=int(until),
                 live=state == b"held" and gone != b"1" and int(until) > int(time) and not is_dead(process, token.decode()),
             )
         except (AttributeError, TypeError, ValueError):

@@ -154,6 +154,8 @@ class Removals:
             if answer[0] != b"held":
                 break
             dead = asked(task, answer)
+        if answer[0] == b"done" and answer[1] != b"0":
+            client.write("fences", [client.keys.fences], [answer[1]])
         # Somebody may be about to create it again, so the index forgets it only where it is old; a listing does the rest.
         client.write("index", [client.keys.index_of(task)], [task.encode()])
         self._foreseen.drop(task)
