@@ -2,8 +2,10 @@
 
 import pytest
 
+from safepoint.stores.postgres.store import PostgresStore
 from safepoint.stores.url import open_store
-from safepoint.testing import StoreContract
+from safepoint.testing import Place, Remote, StoreContract, StoreMachine, run_machine
+from tests.support.scale import SOAK
 from tests.support.servers import fresh_postgres_url
 
 
@@ -15,3 +17,19 @@ class TestPostgres(StoreContract):
         url += f"&options=-csearch_path%3D{url.rpartition('=')[2]}"
         # "process" saves the waits for the disk; what "full" adds is tested where power is cut.
         return lambda: open_store(url, durability="process")
+
+
+class PostgresMachine(StoreMachine):
+    if not SOAK:
+        # In a process of its own a step takes ten times as long as in memory: what needs no crash is looked for there.
+        ALWAYS = frozenset()
+
+    def driver(self):
+        # The class and not its URL's opener: the processes are forked from one that has imported where that comes from.
+        url, _, schema = fresh_postgres_url().rpartition("&schema=")
+        return Remote(Place(PostgresStore, (url,), {"schema": schema, "durability": "process"}))
+
+
+@pytest.mark.scaled
+def test_machine():
+    run_machine(PostgresMachine)

@@ -37,7 +37,7 @@ from safepoint.stores.url import open_store
 from safepoint.testing.build import Writer, call_row, dump, obj, pause_row, reached, tree
 from tests.support.pooler import Pooler
 from tests.support.proxy import Proxy
-from tests.support.servers import fresh_postgres_url
+from tests.support.servers import Postgres, fresh_postgres_url
 
 
 @pytest.fixture
@@ -900,3 +900,69 @@ def test_states_of_the_server_have_errors_of_ours(state, kind):
     assert type(error) is kind
     assert "secret" not in str(error)
     assert error.remedy
+
+
+def test_a_server_that_is_full_says_so():
+    server = Postgres(max_connections=5)  # three of them are kept for superusers
+    stores = []
+    try:
+        with psycopg.connect(server.url, autocommit=True) as conn:
+            conn.execute("CREATE ROLE somebody LOGIN")
+            conn.execute("GRANT CREATE ON DATABASE postgres TO somebody")
+        theirs = server.url.replace("postgres@", "somebody@")
+        stores = [open_store(theirs) for _ in range(2)]
+        for store in stores:
+            store.tasks()
+        stores.append(open_store(theirs, timeout=1))
+        with pytest.raises(Unavailable, match="no more connections"):
+            stores[-1].tasks()
+    finally:
+        for store in stores:
+            store.close()
+        server.close()
+
+
+def test_what_a_tool_does_to_its_session_is_nobody_elses(tool, url, store):
+    def change(conn):
+        conn.row_factory = psycopg.rows.dict_row
+        conn.execute("SET statement_timeout = 1")
+
+    tool(change)
+    with store.connection() as conn:
+        conn.autocommit = False
+        conn.execute("SET search_path = nowhere")
+        conn.commit()
+    for _ in range(3):
+        assert store.task("task") is not None
+        with store.connection() as conn:
+            assert conn.execute("SHOW statement_timeout").fetchall() == [("0",)]
+
+
+def test_an_interrupted_tool_lets_go_of_the_task(url, tool, store):
+    timer = threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,))
+    timer.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        tool(lambda conn: conn.execute("SELECT pg_sleep(30)"))
+    timer.join()
+    tool()
+    assert time.monotonic() - start < 15
+    assert tool.effects() == 1
+
+
+def test_a_store_that_nobody_has_any_more_leaves_no_connection(url, side):
+    code = """
+import gc, sys, warnings
+warnings.simplefilter("error")
+sys.unraisablehook = lambda told: (print("unraisable", told.exc_value), None)
+from safepoint.stores.url import open_store
+from safepoint.testing.build import Writer
+store = open_store(sys.argv[1])
+Writer(store).save()
+store.acquire("task", b"me")
+del store
+gc.collect()
+print("done")
+"""
+    done = subprocess.run([sys.executable, "-c", code, url], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("done\n", "")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
 
 from safepoint import _probe
 from safepoint.errors import SafepointError, Unavailable, UsageError
@@ -244,6 +245,7 @@ class Commits(Reads):
             except BaseException as error:
                 foreign = error
             link.lent, link.end = False, time.monotonic() + db.timeout
+            link.row_factory = tuple_row
             if foreign is not None:
                 self._undo(link, xact, task, call, foreign)
                 raise foreign
@@ -377,7 +379,8 @@ class Commits(Reads):
     @contextmanager
     def _lend(self) -> Iterator[Link]:
         with self._db.lent(lambda _: None) as (link, _):
-            link.end = None
+            # For whoever has it: with its settings, its own transactions and all. It is closed afterwards.
+            link.end, link.spoiled = None, True
             yield link
             if not link.closed and link.pgconn.transaction_status != TransactionStatus.IDLE:
                 raise UsageError("a lent connection came back with an open transaction", "it was rolled back", "Commit it.")

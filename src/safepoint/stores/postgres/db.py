@@ -72,6 +72,8 @@ class _Failure(NamedTuple):
     may_pass: bool
     sent: bool
     """Whether it may have been done all the same."""
+    late: bool = False
+    """It says no more than that time was over."""
 
 
 class Database:
@@ -210,6 +212,7 @@ class Database:
         start = time.monotonic()
         end = start + self.timeout
         sent = False
+        told: SafepointError | None = None
         pause = 0.01
         tries = 0
         while True:
@@ -225,14 +228,16 @@ class Database:
                 else:
                     failure = _Failure(failed.cause, True, True)
             except _Unsent as unsent:
-                failure = _Failure(unsent.cause, unsent.may_pass, False)
+                failure = _Failure(unsent.cause, unsent.may_pass, False, unsent.late)
             except psycopg.Error as error:
-                failure = _Failure(self.translate(error), may_pass(error), is_lost(error))
+                failure = _Failure(self.translate(error), may_pass(error), is_lost(error), isinstance(error, LateError))
+            # A last try in the little time that is left tells nothing, and the one before it may have.
+            told = failure.error if told is None or not failure.late else told
             sent = sent or (failure.sent and facts is not None)
             pause = min(pause * 2, 0.5)
             left = end - time.monotonic()
             if not failure.may_pass or left < LAST:
-                raise _unknown(failure.error, facts) if sent and facts is not None else failure.error
+                raise _unknown(told, facts) if sent and facts is not None else told
             time.sleep(min(pause * random.uniform(0.5, 1.0), left / 2))
 
     @contextmanager
@@ -243,7 +248,9 @@ class Database:
         except Unavailable as error:
             raise _Unsent(error, may_pass=False) from None
         except psycopg.Error as error:
-            raise _Unsent(self.translate(error), may_pass=is_lost(error) and not refused_login(error)) from error
+            raise _Unsent(
+                self.translate(error), may_pass=is_lost(error) and not refused_login(error), late=isinstance(error, LateError)
+            ) from error
         try:
             link.end = end
             yield link
@@ -347,10 +354,11 @@ def _call(name: str, count: int) -> str:
 class _Unsent(Exception):
     """No connection could be had: nothing was sent."""
 
-    def __init__(self, cause: SafepointError, may_pass: bool) -> None:
+    def __init__(self, cause: SafepointError, may_pass: bool, late: bool = False) -> None:
         super().__init__(cause)
         self.cause = cause
         self.may_pass = may_pass
+        self.late = late
 
 
 def run(link: Link, statement: str, values: Sequence[Any] = ()) -> list[Row]:

@@ -43,6 +43,9 @@ _LOGIN = (
 )
 
 
+_CROWDED = ("too many clients", "connection slots", "too many connections")
+
+
 def refused_login(error: psycopg.Error) -> bool:
     """Whether a connection was refused for a reason that waiting does not change. libpq gives a text and no state."""
     text = str(error)
@@ -85,7 +88,7 @@ def translate(error: psycopg.Error, url: str, schema: str) -> SafepointError:
         return UsageError(f"a text cannot be stored in {url}", said, "The database's encoding must be UTF8.")
     if state == "55P03":
         return Unavailable(f"{url} is busy", "somebody else holds a lock that is needed", "Do it again.")
-    if state == "53300":
+    if state == "53300" or (not state and any(words in said for words in _CROWDED)):
         return Unavailable(f"{url} takes no more connections", said, "Raise max_connections, or use a smaller pool=.")
     if not state and not is_lost(error):
         return UsageError(f"{url} cannot be asked", said, "Correct the URL.")

@@ -6,6 +6,7 @@ stands in the way it answers by whom it is held, and is asked again with what wa
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Collection
@@ -169,6 +170,11 @@ class Beats:
         if self._link is not None:
             self._link.drop()
         self._link = None
+
+    def __del__(self) -> None:
+        link = self.__dict__.get("_link")
+        if link is not None and link.owner == os.getpid():
+            link.drop()
 
 
 def _named(claims: list[Claim]) -> tuple[Any, Any, Any]:

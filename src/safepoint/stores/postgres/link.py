@@ -26,6 +26,9 @@ INTERVAL = 0.1
 """Seconds between two looks at the clock, and at what signals have asked for."""
 _ENDERS = frozenset({"BEGIN", "START", "COMMIT", "END", "ROLLBACK", "ABORT", "PREPARE TRANSACTION"})
 
+_LASTING = frozenset({"SET", "RESET", "LISTEN", "PREPARE", "LOAD", "DISCARD"})
+"""What leaves something in the session after the transaction."""
+
 
 class LateError(psycopg.OperationalError):
     """The server did not answer in time. The connection is closed; what was asked for may still be done."""
@@ -37,6 +40,8 @@ class Link(psycopg.Connection[tuple[Any, ...]]):
     end: float | None = None
     lent = False
     used = 0.0
+    spoiled = False
+    """A tool has changed the session: nobody else may have it after that."""
     begun_again = False
     """The tool that has it has tried to begin another transaction, which PostgreSQL only warns of."""
 
@@ -52,19 +57,20 @@ class Link(psycopg.Connection[tuple[Any, ...]]):
             raise UsageError(
                 "a forked child inherited the middle of a transaction", "the connection is its parent's", "Leave it alone."
             )
-        end, interval = self.end, INTERVAL
-        if end is not None:
-            interval = min(INTERVAL, max(0.001, end - time.monotonic()))
-            gen = _until(gen, end)
+        if (end := self.end) is None:
+            # A tool's statement may run for long: psycopg cancels it if it is interrupted, as its locks would go on with it.
+            return super().wait(gen, *args, **kwargs)
+        interval = min(INTERVAL, max(0.001, end - time.monotonic()))
         try:
-            return waiting.wait(gen, self.pgconn.socket, interval)
-        except (LateError, KeyboardInterrupt, SystemExit, GeneratorExit):
-            self.pgconn.finish()
-            raise
+            return waiting.wait(_until(gen, end), self.pgconn.socket, interval)
         except BaseException as error:
-            if not isinstance(error, psycopg.Error):
+            if isinstance(error, LateError) or not isinstance(error, psycopg.Error):
                 self.pgconn.finish()
             raise
+
+    def __del__(self, *args: Any) -> None:
+        if self.__dict__.get("owner") == os.getpid():  # psycopg's warning is not for what a forked child has inherited
+            super().__del__(*args)
 
     def is_quiet(self) -> bool:
         """Whether nothing has come in that nobody asked for: an idle connection is told of the server's end."""
@@ -78,7 +84,7 @@ class Link(psycopg.Connection[tuple[Any, ...]]):
     @property
     def idle(self) -> bool:
         """Whether the next one may have it."""
-        return not self.closed and self.pgconn.transaction_status == pq.TransactionStatus.IDLE
+        return not self.closed and not self.spoiled and self.pgconn.transaction_status == pq.TransactionStatus.IDLE
 
     def drop(self) -> None:
         """Close it, whatever it is in the middle of."""
@@ -132,6 +138,8 @@ def _refuse_ending(link: Link, query: Any) -> None:
         text = text.decode("utf-8", "replace")
     words = str(text).replace(";", " ").upper().split(None, 2)[:2]
     to_savepoint = words[:1] == ["ROLLBACK"] and " TO " in f" {' '.join(str(text).upper().split())} "
+    if words and words[0] in _LASTING and words[1:] != ["LOCAL"]:
+        link.spoiled = True
     if not to_savepoint and words and (words[0] in _ENDERS or " ".join(words) in _ENDERS):
         link._refuse(words[0])
 

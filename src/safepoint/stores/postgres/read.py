@@ -40,6 +40,7 @@ class Reads:
         return rows.task(found[0]) if found else None
 
     def tasks(self, *, after: str | None = None, limit: int = 200) -> list[TaskRow]:
+        limit = max(limit, 0)
         if after is None:
             found = self._ask("tasks", (limit,), " ORDER BY t.task LIMIT %s")
         else:
