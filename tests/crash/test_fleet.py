@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-import safepoint
 from tests.support import fleet, rawrows
 from tests.support.children import Server
 from tests.support.fleet import Fleet, Receiver
@@ -33,11 +32,6 @@ def receiver(server: Server, tmp_path: Path) -> Iterator[Receiver]:
     made = Receiver(server, str(tmp_path / "receiver"))
     yield made
     made.close()
-
-
-def verified(url: str) -> bool:
-    with safepoint.open(url) as cp:
-        return cp.verify().ok
 
 
 @pytest.mark.scaled
@@ -101,7 +95,7 @@ def test_a_fleet_in_trouble(stored: Place, server: Server, receiver: Receiver) -
     for task in names:
         check_task(raw[task], task, steps, bool(ledger))
     assert max(raw[task].fence for task in names) > 1, "nobody ever took over"
-    assert server.run(verified, stored.url)
+    assert server.run(fleet.verified, stored.url)
 
 
 def check_task(raw: rawrows.RawTask, task: str, steps: int, books: bool) -> None:

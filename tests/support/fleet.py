@@ -30,6 +30,7 @@ from safepoint import (
     LeaseLost,
     NotDone,
     Retention,
+    Retry,
     Unavailable,
     tool,
 )
@@ -189,7 +190,7 @@ def blind(key: str, *, fence: int) -> str:
     return _do(key, fence, True)
 
 
-@tool(effect="transactional")
+@tool(effect="transactional", retry=Retry(6, 0.05))
 def book(key: str, *, connection: Any) -> str:
     connection.execute(_book, (key,))
     time.sleep(_rng.uniform(0.0, _longest / 10))  # it keeps others from this task, and on SQLite from all
@@ -211,7 +212,7 @@ def names_of(task: str, n: int) -> tuple[str, ...]:
 def working_step(run: Any, steps: int, books: bool) -> None:
     n, task = run.state.step, run.task_id
     names = names_of(task, n)
-    sure = deliver if names[0].startswith("deliver") else hand
+    sure: Any = deliver if names[0].startswith("deliver") else hand
     run.state.messages.append(run.call(sure, f"{task}/{n}/{names[0]}"))
     if "blind" in names:
         run.state.messages.append(run.call(blind, f"{task}/{n}/blind"))
@@ -338,6 +339,11 @@ def person(url: str, path: str, total: int, options: dict[str, Any]) -> Counter[
                 told = finished
             time.sleep(0.05)
     return met
+
+
+def verified(url: str) -> bool:
+    with safepoint.open(url) as cp:
+        return cp.verify().ok
 
 
 # -- the driver, in the test's process

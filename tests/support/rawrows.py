@@ -6,16 +6,20 @@ Redis with its client, on connections of their own.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 from dataclasses import dataclass, field
+from dataclasses import fields as fields_of
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
 import apsw
 import msgspec
 
-__all__ = ["RawCall", "RawCheckpoint", "RawTask", "kind_of", "read_tasks"]
+from safepoint.stores.redis.layout import CALL  # in which order the values of a row stand, and nothing else
+
+__all__ = ["RawCall", "RawCheckpoint", "RawTask", "kind_of", "lease_until", "read_tasks", "redis_client", "split_postgres"]
 
 
 @dataclass
@@ -122,6 +126,24 @@ def split_postgres(url: str) -> tuple[str, str]:
     return base + (f"?{kept}" if kept else ""), schema
 
 
+# -- leases with a clock
+
+
+def lease_until(url: str, task: str) -> float:
+    """When the lease on a task ends, by the server's clock, in seconds as of time.time()."""
+    if kind_of(url) == "postgres":
+        import psycopg
+
+        base, schema = split_postgres(url)
+        sql = f'SELECT extract(epoch FROM x.until) FROM "{schema}".sp_leases x JOIN "{schema}".sp_tasks t ON t.n = x.task WHERE t.task = %s'
+        with psycopg.connect(base) as conn:
+            (found,) = conn.execute(sql, (task,)).fetchone() or ()
+        return float(found)
+    with redis_client(url) as client:
+        prefix = parse_qs(url.partition("?")[2])["prefix"][0]
+        return int(client.hget(f"{prefix}{{{base64.urlsafe_b64encode(task.encode()).decode()}}}", "f:until")) / 1e6
+
+
 # -- files
 
 
@@ -210,9 +232,8 @@ def _hash(fields: dict[bytes, bytes]) -> RawTask:
                 if not space:
                     raw.checkpoints.append(RawCheckpoint(seq, parent, id, branch, kind, step))
             case b"c:":
-                row = unpack(value)
-                tool, status, attempts, fence, began, ended = row[6], row[11], row[12], row[13], row[18], row[19]
-                raw.calls.append(RawCall(row[3], tool, status, row[2], attempts, fence, began, ended, row[0]))
+                row = dict(zip(CALL, unpack(value), strict=True))
+                raw.calls.append(RawCall(*(row[f.name] for f in fields_of(RawCall))))
             case b"b:":
                 space, _, branch = name[2:].partition(b"\0")
                 if not space:

@@ -13,9 +13,9 @@ import apsw
 from tests.support import rawrows, servers
 from tests.support.children import Server
 
-__all__ = ["CLOCKED", "KINDS", "Place", "place"]
+__all__ = ["CLOCKED", "KINDS", "Place", "place", "server_of", "through"]
 
-KINDS = ("sqlite", "file")
+KINDS = ("sqlite", "file", "postgres", "redis", "cluster")
 """Any of "sqlite", "file", "postgres", "redis" and "cluster"."""
 CLOCKED = tuple(kind for kind in KINDS if kind in {"postgres", "redis", "cluster"})
 """Those on servers: their leases have a clock."""
@@ -48,8 +48,8 @@ class Place:
 
                 base, schema = rawrows.split_postgres(self.url)
                 self.table = f"public.ledger_{schema}"
-                with psycopg.connect(base) as conn:
-                    conn.execute(f"CREATE TABLE {self.table} (key text NOT NULL)")
+                with psycopg.connect(base) as there:
+                    there.execute(f"CREATE TABLE {self.table} (key text NOT NULL)")
                 return f"INSERT INTO {self.table} (key) VALUES (%s)"
         return ""
 
@@ -57,6 +57,10 @@ class Place:
         """The keys in that table, in order; read in another process, as this one may have the store open."""
         found: list[str] = server.run(read_ledger, self.url, self.table)
         return found
+
+    def read_ledger(self) -> list[str]:
+        """The same, read here: not where this process has a SQLite store open."""
+        return read_ledger(self.url, self.table)
 
 
 def read_ledger(url: str, table: str) -> list[str]:
@@ -91,3 +95,21 @@ def place(kind: str, folder: Path) -> Iterator[Place]:
 
         with psycopg.connect(rawrows.split_postgres(made.url)[0]) as conn:
             conn.execute(f"DROP TABLE IF EXISTS {made.table}")
+
+
+# -- lines to servers
+
+
+def server_of(kind: str) -> tuple[str, str]:
+    """The unix socket of the shared server, and the protocol spoken there."""
+    if kind == "postgres":
+        return servers.shared_postgres().socket_path, "postgres"
+    return servers.shared_redis().socket_path, "resp"
+
+
+def through(url: str, port: int) -> str:
+    """The URL of the same store by way of a port of 127.0.0.1."""
+    if rawrows.kind_of(url) == "postgres":
+        return f"postgresql://postgres@127.0.0.1:{port}/postgres?schema={rawrows.split_postgres(url)[1]}"
+    prefix = [part for part in url.partition("?")[2].split("&") if part.startswith("prefix=")]
+    return f"redis://127.0.0.1:{port}/0?{prefix[0]}"
