@@ -11,7 +11,7 @@ import pytest
 
 import safepoint
 from tests.crash.test_kill_points import carry_on, nth_hits
-from tests.crash.test_random_kills import test_killed_at_random_moments as killed_at_random_moments
+from tests.crash.test_random_kills import killed_at_random_moments
 from tests.support import agents
 from tests.support.children import Server
 from tests.support.effects import Effects
@@ -106,4 +106,4 @@ def test_a_task_is_deleted_whole_or_not_at_all(point: str, server: Server, db: s
 
 @pytest.mark.scaled
 def test_killed_at_random(server: Server, effects: Effects, db: str) -> None:
-    killed_at_random_moments("process", server, effects, db)
+    killed_at_random_moments("process", scale(12, 300) // 2, server, effects, db)

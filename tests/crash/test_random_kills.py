@@ -22,10 +22,14 @@ KILLS_EACH = 6
 @pytest.mark.parametrize("durability", ["full", "process"])
 def test_killed_at_random_moments(durability: str, server: Server, effects: Effects, db: str) -> None:
     """Field case 2 is the half of it with durability="process": also there a kill loses nothing acknowledged."""
+    killed_at_random_moments(durability, scale(12, 300) // 2, server, effects, db)
+
+
+def killed_at_random_moments(durability: str, wanted: int, server: Server, effects: Effects, db: str) -> None:
     seed = int.from_bytes(os.urandom(4), "big")
     rng = random.Random(seed)
     print("seed", seed)
-    wanted, killed, rounds, length = scale(12, 300) // 2, 0, 0, 0.0
+    killed, rounds, length = 0, 0, 0.0
     while killed < wanted:
         rounds += 1
         world = effects.world()
