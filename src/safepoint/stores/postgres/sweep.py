@@ -108,11 +108,11 @@ class Removals:
         began = False
         """It was there once, so that it is this that has deleted it, if COMMIT did not answer and it is gone."""
 
-        def write(link: Link) -> int | None:
+        def write(link: Link) -> None:
             nonlocal began
             found = rows_of(db, link, "lock", task=task)
             if not found:
-                return None
+                return
             number = int(found[0][0])
             fence = refuse_if_held(db, link, task, number)
             began = True
@@ -128,12 +128,11 @@ class Removals:
             if fence:
                 rows_of(db, link, "raise_fence_floor", fence=fence)
             _probe.at("delete.before")
-            return number
 
-        number = db.write(write, again=True, facts={"task": task})
+        db.write(write, again=True, facts={"task": task})
         _probe.at("delete.after")
         self._foreseen.drop(task)
-        if number is not None:
+        if began:
             drop_ended_stages(db)
         return began
 

@@ -11,6 +11,7 @@ from safepoint.errors import Unavailable
 from safepoint.rows import Image, Lost, Numbers, Part, TaskRow, classes
 from safepoint.stores import whole
 from safepoint.stores.postgres import needed, rows, stray, sweep, walk
+from safepoint.stores.postgres.db import FIRST
 from safepoint.stores.postgres.mend import Mends
 from safepoint.stores.postgres.walk import KINDS, rows_of
 
@@ -22,6 +23,8 @@ __all__ = ["Whole"]
 
 BATCH = 1_000_000
 """After so many bytes the answer is waited for anew."""
+SOME = 10_000
+"""Rows that are deleted in one statement."""
 _INT, _TEXT, _BYTES, _BOOL = "int8", "text", "bytea", "bool"
 _TYPES = ((bool, _BOOL), (int, _INT), (str, _TEXT), (bytes, _BYTES))
 _BRANCH = ("space", "name", "head_seq", "head_id", "line", "forked_from")
@@ -107,8 +110,11 @@ def _replace(db: Database, link: Link, n: int, there: Numbers, image: Image) -> 
     needed.rows_of(db, link, "drop_all_stages", n=n)
     for name in sweep.TABLES:
         if name != "leases":
+            table = needed.table_of(db, name)
+            some = f"DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {table} WHERE task = %s LIMIT {SOME}))"
             _go_on(db, link)
-            link.execute(f"DELETE FROM {needed.table_of(db, name)} WHERE task = %s", (n,))
+            while link.execute(some, (n,)).rowcount == SOME:
+                _go_on(db, link)
     image = whole.beyond(image, there)
     _copy_all(db, link, n, image)
     rows_of(db, link, "set_task", **_task_values(n, image))
@@ -157,5 +163,5 @@ def _copy(
 
 
 def _go_on(db: Database, link: Link) -> None:
-    """The timeout is for one answer, not for a task of any size."""
-    link.end = time.monotonic() + db.timeout
+    """The timeout is for one answer, not for a task of any size; and a part of it is left for another try."""
+    link.end = max(link.end or 0.0, time.monotonic() + db.timeout * FIRST)
