@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,11 +11,11 @@ import pytest
 import redis
 
 import safepoint
-from safepoint import Checkpointer, LeaseHeld, State
+from safepoint import Checkpointer, LeaseHeld, State, UsageError
 from safepoint.rows import Lost
 from safepoint.testing.build import Writer, dump
 from tests.integration.test_verify import journaled
-from tests.support.servers import fresh_redis_url, shared_redis
+from tests.support.servers import Redis, fresh_redis_url, shared_cluster, shared_redis
 
 Raw = "redis.Redis"
 
@@ -217,3 +218,57 @@ def test_a_task_that_is_written_leaves_nothing_beside_it(cp: Checkpointer, raw: 
     assert all(k.startswith(b"tasks:") or k.endswith((b"}", b":f")) for k in keys), keys
     assert raw.ttl(cp.store._client.keys.task("task")) == -1  # type: ignore[attr-defined]
     assert dump(cp.store)
+
+
+def test_copies_and_strays_on_a_cluster() -> None:
+    prefix = f"t{uuid.uuid4().hex[:12]}:"
+    with safepoint.open(f"{shared_cluster().url}?prefix={prefix}", cluster=True, durability="process") as cp:
+        client = cp.store._client  # type: ignore[attr-defined]
+        names = [f"task-{i:02}" for i in range(12)]  # on all nodes
+        for name in names:
+            state = State(name)
+            for i in range(3):
+                state.step = i
+                state.messages.append({"role": "user", "content": f"message {i} " * 40})
+                cp.save(state)
+        assert len({client._nodes.of(client.keys.task(name), client.deadline()) for name in names}) == 3
+        assert list(cp.store.walk_tasks()) == names
+        client.many([("HDEL", client.keys.task(name), "r:3") for name in names[::2]])
+        client.many([("HSET", client.keys.task(f"{name} that never was"), "o:" + "x" * 16, "1") for name in names])
+        assert len(cp.store.strays()) == len(names)
+        found = cp.verify()
+        assert len({d.task_id for d in found.damages if d.task_id}) == 6
+        report = cp.repair(in_place=True)
+        assert cp.verify().ok
+        assert report.backup is not None
+        with safepoint.open(report.backup, durability="process") as copy:
+            again = copy.verify()
+            assert [str(d) for d in again.damages] != []
+            assert len(again.damages) == len(found.damages)
+            assert [row.task for row in copy.store.tasks()] == names
+        with pytest.raises(UsageError, match="there already"):
+            cp.store.backup(report.backup.partition(prefix.replace(":", "%3A"))[2].partition("&")[0])
+        assert all("before-repair" not in str(lost) for lost in cp.store.strays())
+
+
+def test_what_lies_beside_a_store_is_opened_with_its_password_and_shown_without() -> None:
+    server = Redis(tcp=True)
+    try:
+        with redis.from_url(server.url) as client:
+            client.config_set("requirepass", "sesame")
+        url = f"redis://:sesame@127.0.0.1:{server.port}/0?socket_keepalive=true&timeout=3&prefix=a"
+        with safepoint.open(url, durability="process") as cp:
+            save(cp)
+            beside = cp.store.beside(".x")
+            assert beside is not None
+            assert "socket_keepalive=true&timeout=3" in beside
+            report = cp.repair()
+            shown = cp.store.backup(".copy")
+            assert "sesame" not in f"{report.url} {shown} {report} {cp.store!r}"
+            with safepoint.open(cp.store.beside(".copy") or "", durability="process") as copy:
+                assert copy.verify().ok
+                assert [row.task for row in copy.store.tasks()] == ["t"]
+            assert [row.task for row in cp.store.tasks()] == ["t"]
+            assert cp.store.strays() == []
+    finally:
+        server.close()

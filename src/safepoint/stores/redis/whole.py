@@ -116,7 +116,7 @@ def _facts(client: Client, task: str, at: Start) -> whole.Facts | None:
             (b"p:", "j", at.numbers.pause, layout.pause),
         ):
             fields = [prefix + b"%d" % no for no in numbered(client, key, block, last)]
-            rows = [make(int(f[2:]), v) for f, v in values_of(client, key, fields) if v is not None]
+            rows = (make(int(f[2:]), v) for f, v in values_of(client, key, fields) if v is not None)
             found.append(frozenset((row.seq if isinstance(row, CheckpointRow) else row.no, row.seal) for row in rows))
         branches = [branch(name, head, fixed) for name, head, fixed in branch_values(client, key, list(at.branches))]
     except Damaged:
