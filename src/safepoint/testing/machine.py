@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
@@ -534,7 +534,10 @@ def run_machine(machine: type[StoreMachine], *, profile: settings | None = None,
     reached: Counter[str] = Counter()
     watched = type(machine.__name__, (machine,), {"driver": driver, "reached": reached})
     # Twice the profile's steps: a step of a store is quick, and rules that need some history come late in a run.
-    profile = settings(profile or settings(stateful_step_count=2 * settings().stateful_step_count), derandomize=False)
+    profile = profile or settings(stateful_step_count=2 * settings().stateful_step_count)
+    # A store may be as slow as it likes, and a machine as busy: neither is for this to find.
+    slow = {*profile.suppress_health_check, HealthCheck.too_slow}
+    profile = settings(profile, derandomize=False, deadline=None, suppress_health_check=list(slow))
     missed: list[str] = []
     try:
         for _ in range(8):  # each with new random numbers: a rare meeting of rules may be missing from one
