@@ -43,13 +43,10 @@ local function live(dead, answer, n)
 end
 
 -- The end of each write: when the task expires. Not while anything of it is open.
-local function touch(ttl)
+local function expire(ttl, held, open_, asks)
   if ttl == '0' then
     redis.call('PERSIST', key)
-    return
-  end
-  local f = redis.call('HMGET', key, 'f:state', 'f:gone', 'open', 'asks')
-  if (f[1] == 'held' and f[2] ~= '1') or (f[3] and f[3] ~= '') or (f[4] and string.find(f[4], ';o', 1, true)) then
+  elseif held or open_ ~= '' or string.find(asks, ';o', 1, true) then
     redis.call('PERSIST', key)
     redis.call('PERSIST', floor)
   else
@@ -57,6 +54,11 @@ local function touch(ttl)
     -- A receiver that refuses stale fences knows the task for longer than it is here.
     redis.call('EXPIRE', floor, tonumber(ttl) + 2592000)
   end
+end
+
+local function touch(ttl)
+  local f = redis.call('HMGET', key, 'f:state', 'f:gone', 'open', 'asks')
+  expire(ttl, f[1] == 'held' and f[2] ~= '1', f[3] or '', f[4] or '')
 end
 
 -- Fields of a task that begins.

@@ -5,6 +5,8 @@ redis-py makes them, with all that logging in and TLS take; its own pools wait a
 
 from __future__ import annotations
 
+import select
+import ssl
 import threading
 import time
 import weakref
@@ -118,6 +120,11 @@ def _is_stale(connection: Any) -> bool:
     """Whether the server has hung up, or said something that nobody asked for. Found out before a request is sent: after it,
     nobody would know whether it was received."""
     try:
-        return bool(connection.can_read(0))
+        if isinstance(connection._sock, ssl.SSLSocket):
+            # There may be something to read that is nobody's answer: keys for the next session.
+            return bool(connection.can_read(0))
+        poll = select.poll()
+        poll.register(connection._sock, select.POLLIN)
+        return bool(poll.poll(0))
     except (RedisError, OSError):
         return True
