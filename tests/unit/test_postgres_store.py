@@ -413,7 +413,11 @@ def test_another_isolation_level_is_refused(url, postgres):
 
 # -- forks
 
+# Forking beside the threads of the test runner is meant here; Python 3.12 and newer warn of it.
+forks = pytest.mark.filterwarnings(r"ignore:.*use of fork\(\):DeprecationWarning")
 
+
+@forks
 def test_a_forked_child_has_connections_of_its_own(url, store):
     Writer(store, "parent").save()
     before = store._db._pool._idle[0].info.backend_pid
@@ -436,6 +440,7 @@ def test_a_forked_child_has_connections_of_its_own(url, store):
     assert store._db._pool._idle[0].info.backend_pid == before
 
 
+@forks
 def test_the_middle_of_a_transaction_is_not_the_childs(url, store):
     grant = store.acquire("task", b"me")
     writer = Writer(store, guard=grant.guard)

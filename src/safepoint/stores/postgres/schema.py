@@ -24,10 +24,16 @@ STEPS = ("postgres_1",)
 SCHEMA = len(STEPS)
 FUNCTIONS = ("postgres_commit_1",)
 """Files of functions, in the order in which they came to be; new ones are added at the end."""
+OLDEST = 13
+"""The first PostgreSQL that numbers transactions as transactional tools need it."""
 
 
 def prepare(link: Link, schema: str, quoted: str, url: str) -> None:
     """See that the store is there in a form that this library knows; make it if it is not."""
+    if link.info.server_version < OLDEST * 10_000:
+        raise UsageError(
+            f"{url} is PostgreSQL {link.info.server_version // 10_000}", f"at least {OLDEST} is needed", "Use a newer server."
+        )
     if link.info.parameter_status("server_encoding") != "UTF8":
         raise UsageError(
             f"the database of {url} has the encoding {link.info.parameter_status('server_encoding')}",
