@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from safepoint import _probe
-from safepoint.errors import Conflict, Damaged, LeaseHeld, StoreFull, Unavailable, UsageError
+from safepoint.errors import Conflict, Damaged, LeaseHeld, LeaseLost, StoreFull, Unavailable, UsageError
 from safepoint.model import new_id
 from safepoint.rows import CallWrite, Commit, TaskPatch, replace
 from safepoint.stores.redis import client as clients
@@ -547,6 +547,19 @@ def test_a_lease_that_is_renewed_outlives_its_length(store, url):
     end_at = time.monotonic() + 3
     while other.holds("task", grant.guard) and time.monotonic() < end_at:
         time.sleep(0.02)
+    assert not other.holds("task", grant.guard)
+    other.close()
+
+
+def test_who_is_refused_for_another_holder_knows_at_once(store, url):
+    other = open_store(url)
+    writer = Writer(other)
+    writer.save()
+    grant = other.acquire("task", b"me")
+    store.acquire("task", b"you", steal=True)
+    assert other.holds("task", grant.guard), "nobody has told it yet"
+    with pytest.raises(LeaseLost):
+        other.commit(writer.commit(guard=grant.guard))
     assert not other.holds("task", grant.guard)
     other.close()
 

@@ -29,7 +29,7 @@ if not task and (seq == '' or fence ~= '') then
 end
 if fence ~= '' then
   if state ~= 'held' or had[9] ~= fence or had[10] ~= token then
-    return { 'lost', n, state == 'held' and had[9] or '' }
+    return { 'lost', n, state == 'held' and had[9] or '', had[10] or '' }
   end
 elseif anyway == '0' and state == 'held' and gone ~= '1' then
   local held = live(dead, 'held', n)

@@ -22,7 +22,7 @@ from safepoint.stores import refusals
 from safepoint.stores.foreseen import Foreseen, Ready, ready
 from safepoint.stores.redis import layout
 from safepoint.stores.redis.client import Client
-from safepoint.stores.renewing import is_dead
+from safepoint.stores.renewing import Renewals, is_dead
 
 __all__ = ["Commits", "now", "patched"]
 
@@ -37,6 +37,7 @@ class Commits:
 
     _client: Client
     _foreseen: Foreseen
+    _renewals: Renewals
     _ttl: int
     timeout: float
 
@@ -97,6 +98,8 @@ class Commits:
             elif word != b"numbers":
                 if word == b"absent":
                     self._foreseen.drop(task)
+                if word == b"lost":
+                    self._renewals.lose(task, layout.decoded(more[1]))  # before the next beat finds it out
                 _raise(commit, word, *more)
             if time.monotonic() >= deadline:
                 raise Unavailable(
