@@ -4,6 +4,7 @@ What a server can be unfit for is tested beside the store of that server.
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -47,6 +48,29 @@ def mounted(options):
     finally:
         if not done.returncode:
             subprocess.run(["umount", folder], check=True)
+        os.rmdir(folder)
+
+
+@contextlib.contextmanager
+def network_share():
+    """A mount of sshfs as the kernel has it when the other host is gone."""
+    folder = tempfile.mkdtemp(prefix="safepoint-share-")
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        fd = os.open("/dev/fuse", os.O_RDWR)
+    except OSError:
+        os.rmdir(folder)
+        pytest.skip("mount is not permitted here")
+    options = f"fd={fd},rootmode=40000,user_id={os.geteuid()},group_id={os.getegid()}".encode()
+    failed = libc.mount(b"host:/share", folder.encode(), b"fuse.sshfs", 0, options)
+    os.close(fd)
+    try:
+        if failed:
+            pytest.skip("mount is not permitted here")
+        yield folder
+    finally:
+        if not failed:
+            libc.umount2(folder.encode(), 2)
         os.rmdir(folder)
 
 
@@ -118,6 +142,23 @@ def test_a_disk_without_room_for_more_files_is_a_warning_for_files():
         code, _, said = check(f"file:///{folder}/store")
         assert (code, said["disk"]["level"]) == (0, "warning")
         assert "more files" in said["disk"]["text"]
+
+
+def test_a_file_on_a_network_share_is_refused_by_name():
+    with network_share() as folder:
+        url = f"sqlite:///{folder}/agent.db"
+        with pytest.raises(safepoint.UsageError, match=r"lies on a network file system \(fuse\.sshfs\)"):
+            safepoint.open(url)
+        done = subprocess.run(
+            [sys.executable, "-m", "safepoint", "--store", url, "check"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "network file system (fuse.sshfs)" in done.stderr
+        assert "?network_ok=true" in done.stderr
 
 
 def test_the_standard_librarys_sqlite_in_this_process_is_an_error(tmp_path, monkeypatch, capsys):
