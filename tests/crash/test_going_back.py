@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 
 import safepoint
@@ -17,14 +16,20 @@ from tests.support.children import Server
 from tests.support.effects import Effects, World
 from tests.support.paths import ROOT
 from tests.support.scale import SOAK
+from tests.support.spoil import lengthen_root
+from tests.support.stores import KINDS, place
 
 HOWS = ("fallback", "fresh", "at", "rewind", "block", "fork", "branch")
+
+
+STORES = [kind for kind in KINDS if kind != "cluster"]
 
 
 def points_of(kind: str) -> list[str]:
     """All named points that the store of this kind passes in a commit or a lease, and those around."""
     found = set(BRANCH_POINTS)
-    for path in (ROOT / "src" / "safepoint" / "stores").glob(f"{kind}*.py"):
+    stores = ROOT / "src" / "safepoint" / "stores"
+    for path in (*stores.glob(f"{kind}*.py"), *stores.glob(f"{kind}/*.py")):
         found |= set(re.findall(r'\bat\("([a-z._]+)"\)', path.read_text()))
     return sorted(found)
 
@@ -33,17 +38,13 @@ def points_of(kind: str) -> list[str]:
 def made(server: Server, effects: Effects, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Counter[str]]:
     """How often each point is passed, by kind of store and way to go back."""
     found = {}
-    for kind in ("sqlite", "file"):
+    for kind in STORES:
         for how in HOWS:
-            url = url_of(kind, tmp_path_factory.mktemp("count"))
-            world = effects.world()
-            prepare(server, url, "t", world, how)
-            found[kind, how] = server.run(going_back.go_back, url, "t", world, how)
+            with place(kind, tmp_path_factory.mktemp("count")) as made:
+                world = effects.world()
+                prepare(server, made.url, "t", world, how)
+                found[kind, how] = server.run(going_back.go_back, made.url, "t", world, how)
     return found
-
-
-def url_of(kind: str, folder: Path) -> str:
-    return f"sqlite:///{folder}/agent.db" if kind == "sqlite" else f"file:///{folder}/agent"
 
 
 def prepare(server: Server, url: str, task: str, world: World, how: str) -> None:
@@ -58,12 +59,9 @@ def prepare(server: Server, url: str, task: str, world: World, how: str) -> None
 
 def damage(url: str, task: str, seqs: list[int]) -> None:
     """A byte more in what is stored of these checkpoints."""
-    if url.startswith("sqlite"):
-        db = apsw.Connection(url.removeprefix("sqlite:///"))
+    if not url.startswith("file"):
         for seq in seqs:
-            db.execute("UPDATE sp_checkpoints SET root = CAST(root || x'00' AS BLOB) WHERE seq = ? AND task ="
-                       " (SELECT n FROM sp_tasks WHERE task = ?)", (seq, task))  # fmt: skip
-        db.close()
+            lengthen_root(url, task, seq)
         return
     for seq in seqs:
         (path,) = [p for p in Path(url.removeprefix("file:///")).rglob(f"{seq}.json") if f"/{task}/" in str(p)]
@@ -77,12 +75,16 @@ def branches(url: str, task: str) -> tuple[str, dict[str, tuple[int, int]]]:
 
 
 @pytest.mark.scaled
-@pytest.mark.parametrize("kind", ["sqlite", "file"])
+@pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("how", HOWS)
 def test_killed_while_going_back(
     kind: str, how: str, server: Server, effects: Effects, made: dict[Any, Counter[str]], tmp_path: Path
 ) -> None:
-    url, hits = url_of(kind, tmp_path), made[kind, how]
+    with place(kind, tmp_path) as stored:
+        killed_while_going_back(kind, how, server, effects, made[kind, how], stored.url)
+
+
+def killed_while_going_back(kind: str, how: str, server: Server, effects: Effects, hits: Counter[str], url: str) -> None:
     points = [p for p in points_of(kind) if hits[p]]
     assert how == "branch" or set(BRANCH_POINTS) <= set(points)
     tries = [(p, nth_hits(hits[p], 2)[i % 2]) for i, p in enumerate(points)]  # at its first time, or its last
@@ -118,7 +120,7 @@ def test_killed_while_an_older_store_is_accepted(
     point: str, how: str, server: Server, effects: Effects, tmp_path: Path
 ) -> None:
     """From the acceptance on the store raises nothing any more: what it lost must be under a guard all the same."""
-    url, world, path = url_of("sqlite", tmp_path), effects.world(), tmp_path / "agent.db"
+    url, world, path = f"sqlite:///{tmp_path}/agent.db", effects.world(), tmp_path / "agent.db"
     server.run(going_back.begin, url, "t", world, 1)
     shutil.copy(path, tmp_path / "backup")
     server.run(going_back.begin, url, "t", world, 3)

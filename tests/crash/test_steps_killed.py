@@ -1,5 +1,7 @@
 """Kill -9 anywhere in an agent of named steps that holds an outside resource: what is inside happens once. Invariants 1, 2 and 5."""
 
+import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +12,30 @@ from tests.support import stepped
 from tests.support.children import Server
 from tests.support.effects import Effects
 from tests.support.scale import scale
-
-
-def urls(store: str, folder: Path, n: int) -> str:
-    return f"sqlite:///{folder}/{n}.db" if store == "sqlite" else f"file:///{folder}/{n}"
+from tests.support.stores import KINDS, place
 
 
 @pytest.mark.scaled
-@pytest.mark.parametrize("store", ["sqlite", "file"])
+@pytest.mark.parametrize("store", KINDS)
 @pytest.mark.parametrize("how", ["handle", "agent"])
 def test_each_effect_of_a_step_and_of_a_resource_happens_once(
     how: str, store: str, server: Server, effects: Effects, tmp_path: Path
 ) -> None:
-    def begun(n: int) -> str:
-        url = urls(store, tmp_path, n)
-        stepped.begin(url)
-        return url
+    with contextlib.ExitStack() as places:
 
+        def begun(n: int) -> str:
+            folder = tmp_path / str(n)
+            folder.mkdir()
+            url = places.enter_context(place(store, folder)).url
+            stepped.begin(url)
+            return url
+
+        killed_at_each_point(how, store, server, effects, begun)
+
+
+def killed_at_each_point(how: str, store: str, server: Server, effects: Effects, begun: Callable[[int], str]) -> None:
     whole, points = server.run(stepped.live, begun(0), effects.world(), how)
-    rounds = min(scale(4, 60), points)
+    rounds = min(scale(4 if store in {"sqlite", "file"} else 2, 60), points)
     for nth in sorted({1 + (points - 1) * r // (rounds - 1) for r in range(rounds)}):
         url, world = begun(nth), effects.world()
         child = server.start(stepped.live, url, world, how, nth)

@@ -11,6 +11,12 @@ from tests.support import races, raw, swallowing
 from tests.support.children import Server
 from tests.support.effects import Effects
 
+
+@pytest.fixture
+def db(any_db: str) -> str:
+    return any_db
+
+
 ENDS = ("in-doubt", "in-doubt-async-tool", "in-doubt-verified", "in-doubt-many", "pause", "pause-inside", "lost")
 
 
@@ -38,8 +44,7 @@ def test_nothing_is_committed_past_the_end(end: str, face: str, server: Server, 
     steps = [(seq, kind, step) for seq, _, kind, step in raw.checkpoints(db, "t")]
     assert steps == [(1, "step", 0), (2, "step", 1), *([(3, "step", 2)] if end == "lost" else [])]
     calls, effects_done = raw.calls(db, "t"), world.done()
-    pauses = raw.rows(db, "SELECT name, status FROM sp_pauses")
-    status = raw.rows(db, "SELECT status FROM sp_tasks")[0][0]
+    pauses, status = raw.pauses(db, "t"), raw.status(db, "t")
     if end == "lost":
         assert raw.everything(db) == stolen
         assert (calls, pauses, effects_done) == ([], [], {})

@@ -213,6 +213,8 @@ def run_program(db: str, task: str, world: Any, program: dict[str, Any], nth: in
             die()
 
     with open_here(db, world, (task,)) as cp:
+        if not cp.store.transactional_tools:
+            TOOLS["tx"] = idm
         if nth:
             _probe.hook = hook
         try:

@@ -36,8 +36,10 @@ def rows(path: Where, sql: str, *args: Any) -> list[tuple[Any, ...]]:
 
         base, schema = rawrows.split_postgres(str(path))
         with psycopg.connect(base) as there:
-            found = there.execute(sql.replace("{s}", f'"{schema}".').replace("?", "%s"), args)
-            return found.fetchall() if found.description else []
+            try:
+                return there.execute(sql.replace("{s}", f'"{schema}".').replace("?", "%s"), args).fetchall()
+            except psycopg.errors.UndefinedTable:  # nobody has asked the store for anything yet
+                return []
     conn = apsw.Connection(path_of(path), flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         conn.set_busy_timeout(10_000)
