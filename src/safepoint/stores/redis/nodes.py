@@ -94,8 +94,8 @@ class Nodes:
     def start_over(self) -> None:
         """Have no connection and know nothing."""
         self._pools: dict[Address, Pool] = {}
-        self._starts: list[int] = []
-        self._owners: list[tuple[int, Address]] = []
+        # First slots, and last slot and node of each range: one value, as other threads read it while it is replaced.
+        self._layout: tuple[list[int], list[tuple[int, Address]]] = ([], [])
         self._looked = 0.0
 
     def pool(self, at: Address | None = None) -> Pool:
@@ -115,21 +115,22 @@ class Nodes:
         """The connections to who has a key."""
         if not self.cluster:
             return self.pool()
-        if not self._starts:
+        if not self._layout[0]:
             self._look(deadline)
+        starts, owners = self._layout
         slot = key_slot(key)
-        i = bisect.bisect_right(self._starts, slot) - 1
-        if i < 0 or self._owners[i][0] < slot:
-            self._look(deadline)
+        i = bisect.bisect_right(starts, slot) - 1
+        if i < 0 or owners[i][0] < slot:
+            self.changed(deadline)
             raise Unsent(f"no node has slot {slot}")
-        return self.pool(self._owners[i][1])
+        return self.pool(owners[i][1])
 
     def primaries(self, deadline: float) -> list[Address]:
         """Every server that takes writes."""
         if not self.cluster:
             return [self._home]
         self._look(deadline)
-        return sorted({at for _, at in self._owners})
+        return sorted({at for _, at in self._layout[1]})
 
     def changed(self, deadline: float, *, surely: bool = False) -> None:
         """Something speaks for another layout of the cluster than the one that is known."""
@@ -138,7 +139,7 @@ class Nodes:
 
     def _look(self, deadline: float) -> None:
         cause: Exception | None = None
-        for at in dict.fromkeys([*(at for _, at in self._owners), self._home]):
+        for at in dict.fromkeys([*(at for _, at in self._layout[1]), self._home]):
             # Nobody that does not answer may use up the time of all the others.
             share = min(deadline, time.monotonic() + max(0.2, (deadline - time.monotonic()) / 3))
             try:
@@ -149,8 +150,7 @@ class Nodes:
                 cause = error
                 continue
             ranges = sorted((first, last, _address(entry[0], entry[1], at)) for first, last, entry, *_ in found)
-            self._owners = [(last, owner) for _, last, owner in ranges]
-            self._starts = [first for first, _, _ in ranges]
+            self._layout = [first for first, _, _ in ranges], [(last, owner) for _, last, owner in ranges]
             self._looked = time.monotonic()
             return
         raise cause if isinstance(cause, Unsent) else Unsent from cause

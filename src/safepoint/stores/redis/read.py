@@ -22,6 +22,8 @@ PAGE = 1_000
 """Rows a script call."""
 BATCH = 1_000
 """Objects a command; several go in one trip."""
+TRIP = 4_000_000
+"""Bytes, about, that a trip fetches: others wait for as long as the server copies them."""
 TRIES = 5
 MOST = 2**53
 
@@ -88,7 +90,7 @@ class Reads:
                 if which[0] != "seq":
                     raise _missing(task, row.seq)
                 return None
-            objects, missing = closure(client, task, [row.refs], deadline)
+            objects, missing = closure(client, task, [row.refs], deadline, size=row.size)
             if not missing:
                 return row, objects
             again = client.script("read", client.keys.of(task), which, deadline=deadline)
@@ -209,15 +211,26 @@ def _or(value: int | None) -> int | str:
     return "" if value is None else value
 
 
-def closure(client: Client, task: str, roots: Iterable[bytes], deadline: float) -> tuple[dict[bytes, Obj], list[bytes]]:
-    """The objects that these refs reach, level by level; and the names of those that are not there."""
+def closure(
+    client: Client, task: str, roots: Iterable[bytes], deadline: float, *, size: int = 0
+) -> tuple[dict[bytes, Obj], list[bytes]]:
+    """The objects that these refs reach, level by level; and the names of those that are not there.
+
+    Args:
+        size: Of all of them together, about.
+    """
     key = client.keys.task(task)
     found: dict[bytes, Obj] = {}
     missing: list[bytes] = []
     level = _new(roots, found)
     while level:
-        batches = [level[i : i + BATCH] for i in range(0, len(level), BATCH)]
-        replies = client.many([("HMGET", key, *(b"o:" + name for name in batch)) for batch in batches], deadline=deadline)
+        each = min(BATCH, max(1, TRIP * len(level) // max(size, 1)))
+        batches = [level[i : i + each] for i in range(0, len(level), each)]
+        replies: list[Any] = []
+        together = 1 if each < BATCH else max(1, TRIP // max(1, BATCH * size // len(level)))
+        for i in range(0, len(batches), together):
+            commands = [("HMGET", key, *(b"o:" + name for name in batch)) for batch in batches[i : i + together]]
+            replies += client.many(commands, deadline=deadline)
         below: list[bytes] = []
         for batch, values in zip(batches, replies, strict=True):
             for name, value in zip(batch, values, strict=True):
@@ -227,7 +240,8 @@ def closure(client: Client, task: str, roots: Iterable[bytes], deadline: float) 
                 thing = found[name] = layout.obj(name, value)
                 if thing.refs:
                     below.append(thing.refs)
-        level = [name for name in _new(below, found) if name not in missing]
+        gone = set(missing)
+        level = [name for name in _new(below, found) if name not in gone]
     return found, missing
 
 
