@@ -76,7 +76,7 @@ def cut_off(url: str, task: str, lease: float, jump: float, in_tool: bool) -> di
     logging.getLogger("safepoint").addHandler(kept)
     tried: dict[str, str] = {}
     took: dict[str, float] = {}
-    with safepoint.open(url, lease=lease, timeout=0.5, retention=Retention.keep_all()) as cp:
+    with safepoint.open(url, lease=lease, timeout=0.7, retention=Retention.keep_all()) as cp:
         try:
             with cp.resume(task) as run:
                 _runs[:] = [run]
