@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -120,7 +121,7 @@ def test_leases_are_listed_while_they_are_held(cp):
         assert (lease.task_id, lease.standing, lease.live) == ("held", "live", True)
         assert (lease.holder["pid"], lease.fence) == (os.getpid(), cp.store.lease("held").fence)
         assert abs(lease.since - datetime.now(UTC)) < timedelta(minutes=1)
-        assert (lease.until is not None) is cp.store.multi_host
+        assert lease.until is None or cp.store.multi_host
     assert cp.leases() == []
 
 
@@ -312,6 +313,35 @@ def test_the_lease_of_a_dead_process_is_free_and_nothing_is_taken(place, holding
     assert "is dead; nothing was changed" in out
     with safepoint.open(place) as cp:
         assert cp.store.acquire("held", b"").previous == "dead", "its death is still proven to the next holder"
+
+
+@pytest.mark.parametrize("kind", ["redis"])
+def test_a_lease_with_a_clock_expires_under_a_stopped_holder(kind, tmp_path, holding, run):
+    place = new_url(kind, tmp_path)
+    holder = holding(f"{place}{'&' if '?' in place else '?'}lease=1.5")
+    assert holder.told() == "held"
+    store = ("--store", place)
+    time.sleep(2)  # it is renewed
+    (lease,) = run("ls", "--leases", "--json", *store)[1]["leases"]
+    assert lease["standing"] == "live"
+    left = datetime.fromisoformat(lease["until"]) - datetime.now(UTC)
+    assert timedelta(0) < left <= timedelta(seconds=1.5)
+    assert "until" in run("ls", "--leases", *store)[1].splitlines()[0]
+
+    holder.stop()
+    assert run("ls", "--leases", "--json", *store)[1]["leases"][0]["standing"] == "stopped"
+    until = time.monotonic() + 20
+    while (lease := run("ls", "--leases", "--json", *store)[1]["leases"][0])["standing"] != "expired":
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    code, out, _ = run("release", "held", *store)
+    assert (code, out.splitlines()[0].endswith(" is expired; nothing was changed")) == (0, True)
+    with safepoint.open(place) as cp:
+        grant = cp.store.acquire("held", b"")
+        assert (grant.previous, grant.presumed) == ("presumed_dead", lease["fence"]), "its age proves nothing"
+        os.kill(holder.pid, signal.SIGCONT)
+        assert holder.ask() == "lost"
+        cp.store.release("held", grant)
 
 
 @pytest.mark.parametrize("how", ["released", "killed"])
