@@ -61,7 +61,7 @@ class PostgresStore(Leases, Commits, Removals, Whole, Store):
     # -- the store itself
 
     def check(self) -> list[Finding]:
-        return check.check(self._db)
+        return check.check(self._db, self._renewals.lease)
 
     def close(self) -> None:
         if self._db.closed:
