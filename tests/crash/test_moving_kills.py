@@ -1,9 +1,9 @@
 """Copies, imports and exports that are killed: the target has whole tasks only, and doing it again finishes the work."""
 
-import os
 import random
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,15 @@ from tests.support import moved
 from tests.support.children import Server
 from tests.support.moved import facts
 from tests.support.scale import scale
+from tests.support.stores import CLOCKED, place
 
+SERVERS = [kind for kind in CLOCKED if kind != "cluster"]
 COPY_POINTS = ("copy.task", "write_task.staged", "write_task.before", "write_task.after")
 REPLACE_POINTS = [
     *(("sqlite", point, 1) for point in ("write_task.staged", "write_task.before", "write_task.after")),
     *(("file", "file.written", n) for n in (1, 2, 3, 4)),
     *(("file", "file.renamed", n) for n in (1, 2, 3, 4)),
+    *((to, point, 1) for to in SERVERS for point in ("write_task.staged", "write_task.before", "write_task.after")),
 ]
 IMPORT_POINTS = ("import.read", "write_task.staged", "write_task.before", "write_task.after")
 
@@ -35,6 +38,13 @@ def source(server: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
 def wanted(source: str) -> dict[str, Any]:
     with safepoint.open(source) as cp:
         return {t.task_id: facts(cp, t.task_id) for t in cp.tasks()}
+
+
+@pytest.fixture
+def target(to: str, tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty store of the kind that the test is of."""
+    with place(to, tmp_path) as made:
+        yield made.url
 
 
 def check_whole(url: str, wanted: dict[str, Any]) -> set[str]:
@@ -54,12 +64,12 @@ def check_whole(url: str, wanted: dict[str, Any]) -> set[str]:
         ("file", "copy.task", scale(4, 1)),
         ("file", "file.written", scale(23, 3)),
         ("file", "file.renamed", scale(23, 3)),
+        *((kind, point, scale(7, 1)) for kind in SERVERS for point in COPY_POINTS),
     ],
 )
 def test_a_copy_killed_at_each_point(
-    server: Server, source: str, wanted: dict[str, Any], tmp_path: Path, to: str, point: str, every: int
+    server: Server, source: str, wanted: dict[str, Any], target: str, to: str, point: str, every: int
 ) -> None:
-    target = f"{to}:///{tmp_path}/target"
     killed = 0
     while True:
         child = server.start(moved.copying, source, target, point, 1 + every * killed)
@@ -75,10 +85,10 @@ def test_a_copy_killed_at_each_point(
 
 @pytest.mark.parametrize(("to", "point", "nth"), REPLACE_POINTS)
 def test_a_copy_that_follows_its_original_killed(
-    server: Server, source: str, tmp_path: Path, to: str, point: str, nth: int
+    server: Server, source: str, tmp_path: Path, target: str, to: str, point: str, nth: int
 ) -> None:
     """The earlier copy is there until the newer one is."""
-    one, two = f"sqlite:///{tmp_path}/one.db", f"{to}:///{tmp_path}/two"
+    one, two = f"sqlite:///{tmp_path}/one.db", target
     server.run(moved.copying, source, one)
     server.run(moved.copying, one, two)
     with safepoint.open(two) as cp:
@@ -102,11 +112,12 @@ def test_a_copy_that_follows_its_original_killed(
         assert cp.verify().ok
 
 
+@pytest.mark.parametrize("to", ["sqlite", *SERVERS])
 @pytest.mark.parametrize("point", IMPORT_POINTS)
 def test_an_import_killed_at_each_point(
-    server: Server, source: str, wanted: dict[str, Any], tmp_path: Path, point: str
+    server: Server, source: str, wanted: dict[str, Any], tmp_path: Path, target: str, to: str, point: str
 ) -> None:
-    file, target = str(tmp_path / "rich.gz"), f"sqlite:///{tmp_path}/target.db"
+    file = str(tmp_path / "rich.gz")
     server.run(moved.exporting, source, "rich", file)
     child = server.start(moved.importing, file, target, point)
     assert child.wait() == -signal.SIGKILL
@@ -127,15 +138,17 @@ def test_an_export_killed_leaves_the_file_that_was_there(server: Server, source:
 
 
 @pytest.mark.scaled
-@pytest.mark.parametrize("to", ["sqlite", "file"])
+@pytest.mark.parametrize("to", ["sqlite", "file", *SERVERS])
 def test_copies_killed_at_any_moment(server: Server, source: str, wanted: dict[str, Any], tmp_path: Path, to: str) -> None:
     rng = random.Random(3)
-    for n in range(scale(3, 25)):
-        target = f"{to}:///{tmp_path}/{n}"
-        child = server.start(moved.copying, source, target)
-        time.sleep(rng.uniform(0, 0.15))
-        child.kill()
-        if os.path.exists(tmp_path / str(n)):
-            check_whole(target, wanted)
-        assert server.run(moved.copying, source, target) == len(wanted)
-        assert check_whole(target, wanted) == set(wanted)
+    for n in range(scale(3 if to in {"sqlite", "file"} else 2, 25)):
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        with place(to, folder) as made:
+            child = server.start(moved.copying, source, made.url)
+            time.sleep(rng.uniform(0, 0.15))
+            child.kill()
+            if to in SERVERS or list(folder.iterdir()):
+                check_whole(made.url, wanted)
+            assert server.run(moved.copying, source, made.url) == len(wanted)
+            assert check_whole(made.url, wanted) == set(wanted)

@@ -4,7 +4,6 @@ import shutil
 import signal
 from pathlib import Path
 
-import apsw
 import pytest
 
 import safepoint
@@ -12,15 +11,16 @@ from safepoint import State
 from tests.support.children import Server
 from tests.support.repairing import repairing
 from tests.support.scale import scale
+from tests.support.spoil import spoil
+from tests.support.stores import KINDS, place
 
 
 def message(i: int) -> dict[str, str]:
     return {"role": "user", "content": f"message {i} " + "x" * 400}
 
 
-def spoiled(kind: str, tmp_path: Path) -> str:
+def spoiled(url: str, tmp_path: Path) -> str:
     """A store of three tasks, two of which have a damaged head."""
-    url = f"{kind}:///{tmp_path}/store"
     with safepoint.open(url) as cp:
         for task in ("a", "b", "c"):
             state = State(task)
@@ -28,13 +28,12 @@ def spoiled(kind: str, tmp_path: Path) -> str:
                 state.step = i
                 state.messages.append(message(i))
                 cp.save(state)
-    if kind == "sqlite":
-        conn = apsw.Connection(str(tmp_path / "store"))
-        conn.execute(f"UPDATE sp_objects SET data = X'7600' WHERE task < 3 AND instr(data, X'{b'message 4 '.hex()}')")
-        conn.close()
-    else:
+        if cp.store.chunked:
+            for task in ("a", "b"):
+                assert spoil(cp, task, b"message 4 ", "corrupt") == 1
+    if url.startswith("file"):
         for task in ("a", "b"):
-            (path,) = (tmp_path / "store" / task).rglob("*5.json")
+            (path,) = (tmp_path / "agent" / task).rglob("*5.json")
             path.write_bytes(path.read_bytes()[:-40])
     return url
 
@@ -52,11 +51,15 @@ def look(url: str) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "file"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "cluster"])
 @pytest.mark.parametrize("point", ["repair.before", "repair.after"])
 @pytest.mark.parametrize("nth", [1, 2])
 def test_in_place(server: Server, tmp_path: Path, kind: str, point: str, nth: int) -> None:
-    url = spoiled(kind, tmp_path)
+    with place(kind, tmp_path) as made:
+        killed_in_place(server, spoiled(made.url, tmp_path), point, nth)
+
+
+def killed_in_place(server: Server, url: str, point: str, nth: int) -> None:
     assert look(url) == {"a": 4, "b": 4, "c": 5}
     child = server.start(repairing, url, True, point, nth)
     assert child.wait() == -signal.SIGKILL
@@ -74,9 +77,9 @@ def test_files_of_one_in_place(server: Server, tmp_path: Path, point: str) -> No
     """Every file that a repair of the file store writes, as the last one."""
     killed = 0
     for nth in range(1, 30, scale(3, 1)):
-        place = tmp_path / str(nth)
-        place.mkdir()
-        url = spoiled("file", place)
+        folder = tmp_path / str(nth)
+        folder.mkdir()
+        url = spoiled(f"file:///{folder}/agent", folder)
         child = server.start(repairing, url, True, point, nth)
         if child.wait() != -signal.SIGKILL:
             break
@@ -86,12 +89,12 @@ def test_files_of_one_in_place(server: Server, tmp_path: Path, point: str) -> No
         with safepoint.open(url) as cp:
             found = cp.verify()
             assert found.ok, str(found)
-        shutil.rmtree(place)
+        shutil.rmtree(folder)
     assert killed > 1
 
 
 def test_into_a_copy(server: Server, tmp_path: Path) -> None:
-    url = spoiled("sqlite", tmp_path)
+    url = spoiled(f"sqlite:///{tmp_path}/agent.db", tmp_path)
     child = server.start(repairing, url, False, "write_task.before", 2)
     assert child.wait() == -signal.SIGKILL
     with safepoint.open(f"{url}.repaired") as cp:

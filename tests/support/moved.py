@@ -138,6 +138,10 @@ def _kill_at(point: str, nth: int) -> None:
 
     if point:
         _probe.hook = hook
+    if point == "write_task.staged":
+        from safepoint.stores.postgres import whole
+
+        whole.BATCH = 2_000  # there it lies in what is sent in several batches, which the tests' tasks are too small for
 
 
 def copying(source: str, target: str, point: str = "", nth: int = 1) -> int:

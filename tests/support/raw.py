@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -174,6 +175,22 @@ def size(path: str | os.PathLike[str]) -> int:
     """Bytes on disk: the file and its log."""
     path = os.fspath(path)
     return sum(os.stat(p).st_size for p in (path, f"{path}-wal") if os.path.exists(p))
+
+
+def expire_stages(where: Where, task: str) -> None:
+    """Let the time pass for which a big save that was staged, and never came, is believed to go on: stores on servers cannot see
+    that whoever staged it is dead."""
+    if kind_of(where) == "postgres":
+        import psycopg
+
+        base, schema = rawrows.split_postgres(str(where))
+        with psycopg.connect(base) as there:
+            there.execute(f'UPDATE "{schema}".sp_stages SET until = to_timestamp(0)')
+    elif kind_of(where) in ("redis", "cluster"):
+        stages = fields_of(where, task).get(b"stages")
+        if stages:
+            with rawrows.redis_client(str(where)) as client:
+                client.hset(key_of(str(where), task), "stages", re.sub(rb"/\d+(?=;|$)", b"/1", stages))
 
 
 # -- hashes of Redis
