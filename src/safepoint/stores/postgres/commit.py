@@ -85,8 +85,8 @@ class Commits(Reads):
         stage = self._stage(commit) if _size(commit.objects) > BATCH else None
         try:
             done = self._commit(commit, stage)
-        except BaseException:
-            if stage is not None:
+        except BaseException as error:
+            if stage is not None and not isinstance(error, Unavailable):  # then nobody would hear it either
                 self._forget(stage)
             raise
         _probe.at("commit.after")

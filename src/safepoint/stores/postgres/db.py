@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import parse_qsl, quote
+from urllib.parse import quote, unquote
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -52,6 +52,10 @@ def statements(name: str) -> dict[str, str]:
         lines = [line.partition("--")[0] for line in statement.splitlines()]
         found[key.strip()] = " ".join(" ".join(lines).split()).removesuffix(";")
     return found
+
+
+_DURABLE = "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
+"""A role or database may have it off by default, and some like to wait for more than this: it is only ever raised."""
 
 
 class CommitFailed(Exception):
@@ -175,8 +179,8 @@ class Database:
     def begin(self, link: Link, sync: bool, *, wait: bool = True) -> None:
         """Begin a transaction whose locks are waited for no longer than its answers."""
         milliseconds = self.patience(link) if wait else 0
-        weak = "" if sync and self.sync else "; SET LOCAL synchronous_commit = off"
-        link.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL lock_timeout = {milliseconds}{weak}")
+        how = _DURABLE if sync and self.sync else "SET LOCAL synchronous_commit = off"
+        link.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL lock_timeout = {milliseconds}; {how}")
 
     def commit(self, link: Link) -> None:
         """COMMIT, and whatever goes wrong with it is a CommitFailed."""
@@ -209,16 +213,14 @@ class Database:
                 says so with these in its details. None: it reads, or what it wrote is rolled back where it failed.
             keep: The connection stays lent when ``fn`` has answered.
         """
-        start = time.monotonic()
-        end = start + self.timeout
+        end = time.monotonic() + self.timeout
         sent = False
         told: SafepointError | None = None
         pause = 0.01
-        tries = 0
+        part = FIRST
         while True:
-            tries += 1
             try:
-                with self._lend(start + self.timeout * FIRST if tries == 1 else end, keep) as link:
+                with self._lend(end, part, keep) as link:
                     return fn(link)
             except CommitFailed as failed:
                 if failed.refused:
@@ -231,6 +233,7 @@ class Database:
                 failure = _Failure(unsent.cause, unsent.may_pass, False, unsent.late)
             except psycopg.Error as error:
                 failure = _Failure(self.translate(error), may_pass(error), is_lost(error), isinstance(error, LateError))
+            part = 1.0
             # A last try in the little time that is left tells nothing, and the one before it may have.
             told = failure.error if told is None or not failure.late else told
             sent = sent or (failure.sent and facts is not None)
@@ -241,8 +244,8 @@ class Database:
             time.sleep(min(pause * random.uniform(0.5, 1.0), left / 2))
 
     @contextmanager
-    def _lend(self, end: float, keep: bool) -> Iterator[Link]:
-        """A connection of the pool until ``end``. What goes wrong before it is there is _Unsent."""
+    def _lend(self, end: float, part: float, keep: bool) -> Iterator[Link]:
+        """A connection of the pool, for this part of the time until ``end``. What goes wrong before it is there is _Unsent."""
         try:
             link = self._pool.take(end)
         except Unavailable as error:
@@ -252,7 +255,8 @@ class Database:
                 self.translate(error), may_pass=is_lost(error) and not refused_login(error), late=isinstance(error, LateError)
             ) from error
         try:
-            link.end = end
+            now = time.monotonic()
+            link.end = now + (end - now) * part
             yield link
         except BaseException:
             self._pool.give(link)
@@ -379,14 +383,15 @@ def _conninfo(url: str, own: Sequence[str]) -> str:
     """The URL as libpq takes it: without what in its query is the store's."""
     _, _, rest = url.partition("://")
     place, _, query = rest.partition("?")
-    kept = [(name, text) for name, text in parse_qsl(query, keep_blank_values=True) if name not in own]
+    # As it is written: to libpq a + is a plus, and to others a space.
+    kept = [pair for pair in query.split("&") if pair and unquote(pair.partition("=")[0]) not in own]
     info = f"postgresql://{place}"
     if kept:
-        info += "?" + "&".join(f"{quote(name, safe='')}={quote(text, safe='')}" for name, text in kept)
+        info += "?" + "&".join(kept)
     try:
         conninfo_to_dict(info)
     except psycopg.Error as error:
-        names = [name for name, _ in kept if _is_unknown(name)]
+        names = [name for pair in kept if _is_unknown(name := unquote(pair.partition("=")[0]))]
         if names:
             raise UsageError(
                 f"unknown option {names[0]!r} for {redact(url).partition('?')[0]!r}",

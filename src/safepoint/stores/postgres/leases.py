@@ -23,6 +23,7 @@ from safepoint.stores.foreseen import Foreseen
 from safepoint.stores.forking import each_at_fork
 from safepoint.stores.postgres.commit import patch_names
 from safepoint.stores.postgres.db import Database, run
+from safepoint.stores.postgres.errors import is_lost
 from safepoint.stores.postgres.link import Link
 from safepoint.stores.postgres.pool import forget
 from safepoint.stores.postgres.rows import ints, texts
@@ -129,7 +130,7 @@ class Leases:
 
     def _renew(self, claims: list[Claim]) -> Collection[str]:
         statement = self._db.sql("postgres_read")["renew"]
-        rows = self._beats.ask(statement, (self._renewals.lease, *_named(claims)), self._renewals.every)
+        rows = self._beats.ask(statement, (self._renewals.lease, *_named(claims)), self._renewals.lease / 3)
         return {token for (token,) in rows}
 
     def _forsake(self, claims: list[Claim]) -> None:
@@ -150,21 +151,24 @@ class Beats:
         self._link = None
 
     def ask(self, statement: str, values: Any, seconds: float) -> list[Any]:
-        """One try and, if its connection was lost, another one on a new one."""
+        """On the connection that is there, for half of the time; if that one is of no use, on a new one."""
         end = time.monotonic() + seconds
-        for last in (False, True):
-            link = self._link
-            try:
-                if link is None or link.closed or not link.is_quiet():
-                    self.close()
-                    link = self._link = self._db.open(end)
-                link.end = end
-                return run(link, statement, values)
-            except psycopg.Error as error:
-                self.close()
-                if last or time.monotonic() >= end:
-                    raise self._db.translate(error) from error
-        raise AssertionError
+        link = self._link
+        try:
+            if link is not None and not link.closed and link.is_quiet():
+                link.end = end - seconds / 2
+                try:
+                    return run(link, statement, values)
+                except psycopg.Error as error:
+                    if not is_lost(error):
+                        raise
+            self.close()
+            self._link = link = self._db.open(end)
+            link.end = end
+            return run(link, statement, values)
+        except psycopg.Error as error:
+            self.close()
+            raise self._db.translate(error) from error
 
     def close(self) -> None:
         if self._link is not None:
