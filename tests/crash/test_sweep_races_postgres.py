@@ -82,7 +82,7 @@ def store(url: str) -> Iterator[Store]:
 @pytest.mark.parametrize("large", [False, True], ids=["in one transaction", "in many"])
 def test_four_savers_and_two_sweepers_break_nothing(large: bool, url: str, store: Store) -> None:
     assert store.tasks() == []  # the tables are there
-    rounds, seconds = scale(60, 3000), scale(1, 45)
+    rounds, seconds = scale(40, 3000), scale(1, 45)
 
     def start(script: str, *args: object) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", script, url, *map(str, args)]
