@@ -1,13 +1,11 @@
-"""What the PostgreSQL store does beyond the contract: its schema, its answers when the server is slow, full or gone, its seams."""
+"""What the PostgreSQL store does beyond the contract: its seams, its values, big saves and the transactions of tools."""
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -17,24 +15,19 @@ from safepoint.errors import (
     Damaged,
     LeaseHeld,
     LeaseLost,
-    NewerFormat,
-    SafepointError,
     StoreFull,
     Unavailable,
     UsageError,
 )
 from safepoint.model import new_id
-from safepoint.rows import Commit, Numbers, TaskPatch, replace
+from safepoint.rows import CallWrite, Commit, Numbers, PauseWrite, TaskPatch, replace
 from safepoint.stores import renewing
 from safepoint.stores.postgres import commit as commits
 from safepoint.stores.postgres import read as reads
 from safepoint.stores.postgres import rows as pgrows
-from safepoint.stores.postgres import schema as schemas
 from safepoint.stores.postgres.errors import translate
-from safepoint.stores.postgres.store import PostgresStore
 from safepoint.stores.url import open_store
 from safepoint.testing.build import Writer, call_row, dump, obj, pause_row, reached, tree
-from tests.support.pooler import Pooler
 from tests.support.proxy import Proxy
 from tests.support.servers import Postgres, fresh_postgres_url
 
@@ -62,425 +55,8 @@ def schema_of(url):
     return url.rpartition("schema=")[2]
 
 
-# -- the schema
-
-
-_OPENER = """
-import sys
-from safepoint.stores.postgres.store import PostgresStore
-from safepoint.testing.build import Writer, tree
-store = PostgresStore(sys.argv[1], schema=sys.argv[2], timeout=60)
-print("ready", flush=True)
-sys.stdin.readline()
-Writer(store, sys.argv[3]).save(*tree("a"))
-store.close()
-print("saved", flush=True)
-"""
-
-
-def test_ten_processes_at_once_set_up_one_schema(url):
-    plain, _, name = url.rpartition("&schema=")
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    children = [subprocess.Popen([sys.executable, "-c", _OPENER, plain, name, f"t{i}"], **pipes) for i in range(10)]
-    for child in children:
-        assert child.stdout.readline() == "ready\n"
-    for child in children:
-        child.stdin.write("now\n")
-        child.stdin.flush()
-    assert [child.communicate(timeout=90) for child in children] == [("saved\n", "")] * 10
-    store = open_store(url)
-    assert [row.checkpoints for row in store.tasks()] == [1] * 10
-    store.close()
-
-
-def test_a_newer_schema_is_left_alone(url, side):
-    store = open_store(url)
-    Writer(store).save()
-    store.close()
-    name = schema_of(url)
-    side.execute(f"UPDATE {name}.sp_meta SET value = '{schemas.SCHEMA + 1}' WHERE key = 'schema'")
-    side.execute(f"ALTER TABLE {name}.sp_tasks RENAME COLUMN status TO state")
-    before = side.execute(f"SELECT * FROM {name}.sp_meta ORDER BY key").fetchall()
-    again = open_store(url)
-    with pytest.raises(NewerFormat, match=f"version {schemas.SCHEMA + 1}"):
-        again.task("task")
-    with pytest.raises(NewerFormat):
-        Writer(again).save()
-    again.close()
-    assert side.execute(f"SELECT * FROM {name}.sp_meta ORDER BY key").fetchall() == before
-
-
-def test_functions_that_are_missing_are_added_and_newer_ones_are_no_hindrance(url, side, store):
-    Writer(store).save()
-    name = schema_of(url)
-    for functions, last in ((0, True), (99, False)):
-        side.execute(f"UPDATE {name}.sp_meta SET value = '{functions}' WHERE key = 'functions'")
-        if last:
-            for (signature,) in side.execute(
-                "SELECT p.oid::regprocedure::text FROM pg_proc p WHERE pronamespace = %s::regnamespace", (name,)
-            ).fetchall():
-                side.execute(f"DROP FUNCTION {signature}")
-        other = open_store(url)
-        assert Writer(other, f"with-{functions}").save().seq == 1
-        other.close()
-        found = side.execute(f"SELECT value FROM {name}.sp_meta WHERE key = 'functions'").fetchall()
-        assert found == [(str(len(schemas.FUNCTIONS) if last else functions),)]
-
-
-def test_who_may_not_create_can_use_what_is_set_up(url, side, postgres):
-    name = schema_of(url)
-    role = f"r_{name}"
-    side.execute(f"CREATE ROLE {role} LOGIN")
-    side.execute("REVOKE CREATE ON SCHEMA public FROM public")
-    theirs = url.replace("postgres@", f"{role}@")
-    try:
-        store = open_store(theirs)
-        with pytest.raises(UsageError, match="may not set up schema") as caught:
-            store.tasks()
-        assert "GRANT" in caught.value.remedy
-        store.close()
-        Writer(store := open_store(url)).save(*tree("a"))
-        store.close()
-        store = open_store(theirs)
-        with pytest.raises(UsageError, match="GRANT"):
-            store.tasks()
-        side.execute(f"GRANT USAGE ON SCHEMA {name} TO {role}")
-        for what in ("TABLES", "SEQUENCES", "FUNCTIONS"):
-            side.execute(f"GRANT ALL ON ALL {what} IN SCHEMA {name} TO {role}")
-        grant = store.acquire("task", b"me")
-        writer = Writer(store, guard=grant.guard, head=store.task("task").head)
-        writer.save(*tree("b"))
-        writer.settle(writer.call())
-        Writer(store, "new").save()
-        assert len(store.read("task")[1]) == 3
-        store.prune("task", [1])
-        store.release("task", grant)
-        store.close()
-    finally:
-        side.execute(f"DROP OWNED BY {role}")
-        side.execute(f"DROP ROLE {role}")
-
-
-def test_a_schema_may_have_any_name(url, side):
-    name = 'Ein "Schema" {x} ; -- \N{SNOWMAN}'
-    plain = url.rpartition("&schema=")[0]
-    try:
-        store = open_store(plain, schema=name)
-        writer = Writer(store)
-        writer.save(*tree("a"))
-        writer.settle(writer.call())
-        assert len(store.read("task")[1]) == 3
-        assert len(store.headers("task")) == 1
-        store.release("task", store.acquire("task", b"me"))
-        store.close()
-        assert side.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (name,)).fetchall() == [(1,)]
-    finally:
-        side.execute(psycopg.sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(psycopg.sql.Identifier(name)))
-
-
-@pytest.mark.parametrize("name", ["", "a%b", "a\0", "x" * 64, "\N{SNOWMAN}" * 22])
-def test_a_name_that_no_schema_can_have_is_refused(postgres, name):
-    with pytest.raises(UsageError):
-        PostgresStore(postgres.url, schema=name)
-
-
-def test_a_schema_that_is_dropped_under_a_store_is_damage_and_not_an_empty_store(url, side, store):
-    Writer(store).save()
-    side.execute(f"DROP SCHEMA {schema_of(url)} CASCADE")
-    with pytest.raises(Damaged, match="not whole"):
-        store.tasks()
-    with pytest.raises(Damaged, match="not whole"):
-        Writer(store, "other").save()
-
-
-# -- URLs
-
-
-def test_an_option_that_nobody_knows_is_refused_by_name(postgres):
-    with pytest.raises(UsageError, match="sslmodus") as caught:
-        open_store(f"{postgres.url}&sslmodus=disable")
-    assert "libpq" in str(caught.value)
-    with pytest.raises(UsageError):
-        open_store(f"{postgres.url}&connect_timeout=soon").tasks()
-
-
-def test_no_password_is_shown(postgres):
-    secret = "hush%40hush"
-    host = quote(str(postgres.folder), safe="")
-    for url in (
-        f"postgresql://nobody:{secret}@/postgres?host={host}",
-        f"postgresql://nobody@/postgres?host={host}&password={secret}",
-        f"postgresql://nobody:{secret}@/postgres?host={host}&passwort={secret}",
-        f"postgresql://nobody:{secret}@127.0.0.1:1/x",
-        f"postgresql://nobody:{secret}@[::1/x",
-    ):
-        store = None
-        shown = []
-        try:
-            store = open_store(url, timeout=0.2)
-            shown += [store.url, repr(store)]
-            store.tasks()
-        except SafepointError as error:
-            shown += [str(error), repr(error), repr(error.details), repr(error.__cause__)]
-        assert shown
-        assert not [text for text in shown if "hush" in text], url
-        if store is not None:
-            store.close()
-
-
-def test_a_login_that_is_refused_is_said_at_once(url):
-    for wrong in (url.replace("postgres@", "nobody_here@"), url.replace("@/postgres", "@/no_such_database")):
-        store = open_store(wrong, timeout=20)
-        start = time.monotonic()
-        with pytest.raises(UsageError, match="refuses the login") as caught:
-            store.tasks()
-        assert time.monotonic() - start < 10
-        assert "does not exist" in caught.value.why
-        store.close()
-
-
-def test_what_is_libpqs_in_a_url_comes_to_it_as_it_is_written(postgres):
-    url = f"{postgres.url}&schema=s%20t&timeout=3&application_name=a%2Bb+c%26d&%74imeout=3"
-    with pytest.raises(UsageError, match="twice"):
-        open_store(url)
-    store = PostgresStore(url.partition("&%74")[0], schema="x")
-    assert psycopg.conninfo.conninfo_to_dict(store._db._info) == {
-        "host": str(postgres.folder),
-        "user": "postgres",
-        "dbname": "postgres",
-        "application_name": "a+b+c&d",
-    }
-    store.close()
-
-
-# -- waiting
-
-
-def test_a_server_that_is_not_there_is_unavailable_within_the_timeout(tmp_path):
-    store = open_store(f"postgresql://me@/x?host={tmp_path}", timeout=0.5)
-    start = time.monotonic()
-    with pytest.raises(Unavailable) as caught:
-        store.tasks()
-    assert 0.3 < time.monotonic() - start < 3
-    assert "id" not in caught.value.details
-    with pytest.raises(Unavailable) as caught:
-        Writer(store).save()
-    assert "unknown" not in caught.value.details
-    store.close()
-
-
-def test_an_answer_that_never_comes_is_unavailable_within_the_timeout(url, postgres):
-    direct = open_store(url)
-    Writer(direct).save()
-    with Proxy(postgres.socket_path, "postgres") as proxy:
-        store = open_store(f"{proxy.postgres_url}?schema={schema_of(url)}", timeout=0.6)
-        writer = Writer(store, head=direct.task("task").head)
-        writer.save(*tree("a"))
-        proxy.hold()
-        start = time.monotonic()
-        with pytest.raises(Unavailable) as caught:
-            store.tasks()
-        assert time.monotonic() - start < 2.5
-        start = time.monotonic()
-        commit = writer.commit(*tree("b"))
-        with pytest.raises(Unavailable):
-            store.commit(commit)
-        assert time.monotonic() - start < 2.5
-        proxy.heal()
-        done = store.commit(commit)
-        assert (done.seq, store.task("task").checkpoints) == (3, 3)
-        proxy.arm("hold", "up", 1, "after")
-        proxy.rewind()
-        commit = replace(writer.commit(*tree("c")), expect=done.head)
-        proxy.arm("hold", "up", 1, "after")
-        with pytest.raises(Unavailable) as caught:
-            store.commit(commit)
-        assert caught.value.details == {"id": commit.id, "task": "task", "unknown": True}
-        proxy.heal()
-        assert store.commit(commit).seq == 4
-        store.close()
-    direct.close()
-
-
-def test_a_lock_is_waited_for_no_longer_than_the_timeout(url, side):
-    store = open_store(url, timeout=0.5)
-    writer = Writer(store)
-    writer.save()
-    commit = writer.commit()
-    with psycopg.connect(url.partition("&schema")[0]) as other:
-        other.execute(f"SELECT FROM {schema_of(url)}.sp_tasks FOR UPDATE")
-        start = time.monotonic()
-        with pytest.raises(Unavailable) as caught:
-            store.commit(commit)
-        assert time.monotonic() - start < 2.5
-        assert "unknown" not in caught.value.details
-        with pytest.raises(Unavailable):
-            store.acquire("task", b"me")
-        assert store.task("task").checkpoints == 1  # reading waits for nobody
-    assert store.commit(commit).seq == 2
-    store.close()
-
-
-def test_when_all_connections_are_lent_it_says_so(url):
-    store = open_store(url, timeout=2, pool=2)
-    store.tasks()
-    with store.connection(), store.connection():
-        start = time.monotonic()
-        with pytest.raises(Unavailable, match="all 2 connections"):
-            store.tasks()
-        assert 1.5 < time.monotonic() - start < 4
-    assert store.tasks() == []
-    store.close()
-
-
-def test_more_threads_than_connections_wait_for_each_other(url):
-    store = open_store(url, pool=2)
-    errors = []
-
-    def work(me):
-        try:
-            writer = Writer(store, f"t{me}")
-            for i in range(5):
-                writer.save(obj(b"%d" % i))
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(me,)) for me in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
-    assert [row.checkpoints for row in store.tasks()] == [5] * 12
-    store.close()
-
-
-def test_connections_that_the_server_has_ended_are_replaced(url, side, store):
-    Writer(store).save()
-    with store.connection(), store.connection():
-        pass
-    for _ in range(3):
-        side.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s", (f"safepoint {os.getpid()}",)
-        )
-        assert store.task("task") is not None
-        assert store.acquire("other", b"me", steal=True).guard.fence > 0
-
-
-def test_a_call_that_is_interrupted_leaves_no_half_used_connection(url, store):
-    writer = Writer(store)
-    writer.save(*tree("a"))
-    with psycopg.connect(url.partition("&schema")[0]) as other:
-        other.execute(f"SELECT FROM {schema_of(url)}.sp_tasks FOR UPDATE")
-        timer = threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,))
-        timer.start()
-        start = time.monotonic()
-        with pytest.raises(KeyboardInterrupt):
-            store.commit(writer.commit(*tree("b")))
-        assert time.monotonic() - start < 3
-        timer.join()
-    for _ in range(3):
-        assert store.task("task") is not None
-    pool = store._db._pool
-    assert pool._count == len(pool._idle) == len(pool._all)
-    assert all(link.idle for link in pool._idle)
-
-
-def test_a_pooler_between_transactions_is_no_hindrance(url, postgres):
-    with Pooler(postgres.socket_path) as pooler:
-        store = open_store(
-            f"{pooler.url}&schema={schema_of(url)}" if "?" in pooler.url else f"{pooler.url}?schema={schema_of(url)}"
-        )
-        grant = store.acquire("task", b"me")
-        writer = Writer(store, guard=grant.guard)
-        for i in range(5):
-            writer.save(*tree(f"{i}"))
-            writer.settle(writer.call())
-        assert len(store.read("task")[1]) == 3
-        call = writer.call(effect="transactional")
-        with store.connection() as conn:
-            conn.execute(f"CREATE TABLE {schema_of(url)}.effects (what text)")
-
-        def body(conn):
-            conn.execute(f"INSERT INTO {schema_of(url)}.effects VALUES ('sent')")
-            return replace(Commit(task="task", id=new_id(), guard=grant.guard), calls=(_settles(call),))
-
-        store.transact("task", grant.guard, call, body)
-        store.release("task", grant)
-        store.close()
-        assert pooler.taken > 10
-
-
 def _settles(call):
-    from safepoint.rows import CallWrite
-
     return CallWrite(replace(call, status="succeeded", result=b"r"), "ended")
-
-
-def test_another_isolation_level_is_refused(url, postgres):
-    store = open_store(f"{url}&options=-cdefault_transaction_isolation%3Dserializable")
-    with pytest.raises(UsageError, match="READ COMMITTED"):
-        Writer(store).save()
-    with pytest.raises(UsageError, match="READ COMMITTED"):
-        store.acquire("task", b"me")
-    store.close()
-
-
-# -- forks
-
-# Forking beside the threads of the test runner is meant here; Python 3.12 and newer warn of it.
-forks = pytest.mark.filterwarnings(r"ignore:.*use of fork\(\):DeprecationWarning")
-
-
-@forks
-def test_a_forked_child_has_connections_of_its_own(url, store):
-    Writer(store, "parent").save()
-    before = store._db._pool._idle[0].info.backend_pid
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        with contextlib.suppress(BaseException):
-            Writer(store, "child").save()
-            mine = store._db._pool._idle[0].info.backend_pid
-            os.write(write, b"other" if mine != before else b"same")
-            store.close()
-            code = 0
-        os._exit(code)
-    assert os.waitpid(pid, 0)[1] == 0
-    assert os.read(read, 10) == b"other"
-    os.close(read)
-    os.close(write)
-    assert [row.task for row in store.tasks()] == ["child", "parent"]
-    assert store._db._pool._idle[0].info.backend_pid == before
-
-
-@forks
-def test_the_middle_of_a_transaction_is_not_the_childs(url, store):
-    grant = store.acquire("task", b"me")
-    writer = Writer(store, guard=grant.guard)
-    writer.save()
-    call = writer.call(effect="transactional")
-    ends = []
-
-    def body(conn):
-        conn.execute("SELECT 1")
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                conn.execute("SELECT 2")
-            except UsageError:
-                code = 0
-            except BaseException:
-                code = 2
-            os._exit(code)
-        ends.append(os.waitpid(pid, 0)[1])
-        conn.execute("SELECT 3")
-        return Commit(task="task", id=new_id(), guard=grant.guard, calls=(_settles(call),))
-
-    store.transact("task", grant.guard, call, body)
-    assert ends == [0]
 
 
 # -- seams
@@ -537,14 +113,10 @@ def test_ids_of_commits_may_have_slashes_and_are_told_apart(store):
 
 
 def _begins(row):
-    from safepoint.rows import CallWrite
-
     return CallWrite(row, "began")
 
 
 def _asks(row):
-    from safepoint.rows import PauseWrite
-
     return PauseWrite(row)
 
 
