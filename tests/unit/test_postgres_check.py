@@ -16,6 +16,7 @@ from safepoint.errors import UsageError
 from safepoint.model import Finding
 from safepoint.stores.postgres import check as checks
 from safepoint.stores.postgres.check import Replica, Server, judge
+from safepoint.stores.postgres.store import PostgresStore
 from safepoint.stores.url import open_store
 from safepoint.testing.build import Writer, dump, tree
 from tests.support.pooler import Pooler
@@ -94,6 +95,12 @@ def test_weak_commits_are_found_with_where_they_were_set() -> None:
         found = look(url)["commits"]
         assert (found.level, found.remedy) == ("warning", "ALTER ROLE weak RESET synchronous_commit;")
         assert look(url, durability="process")["commits"].level == "ok"
+        for durability, sync, wanted in (("full", True, "on"), ("full", False, "off"), ("process", True, "off")):
+            store = open_store(url, durability=durability)
+            assert isinstance(store, PostgresStore)
+            shown = store._db.write(lambda link: link.execute("SHOW synchronous_commit").fetchall(), sync=sync)
+            store.close()
+            assert shown == [(wanted,)]
 
 
 def test_transactions_that_read_only_are_an_error() -> None:

@@ -256,7 +256,9 @@ def _commits(server: Server, full: bool) -> Finding:
     how = server.settings.get("synchronous_commit", "on")
     if how == "off" and full:
         fix = _from(server, "synchronous_commit") or "ALTER SYSTEM SET synchronous_commit = on; and reload."
-        text = "synchronous_commit is off: saves are made durable all the same, one by one; what tools write beside them is not"
+        text = (
+            "synchronous_commit is off by default: what this store promises is made durable all the same, and nothing else is"
+        )
         return Finding("commits", "warning", text, fix)
     if how == "local" and server.settings.get("synchronous_standby_names"):
         fix = _from(server, "synchronous_commit") or "ALTER SYSTEM SET synchronous_commit = on; and reload."
