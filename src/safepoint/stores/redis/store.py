@@ -12,7 +12,8 @@ from typing import Any
 
 from safepoint.errors import SafepointError, Unavailable, UsageError
 from safepoint.model import Finding
-from safepoint.rows import Commit, Committed
+from safepoint.rows import Commit, Committed, Image
+from safepoint.stores import whole
 from safepoint.stores.base import Durability, Store
 from safepoint.stores.foreseen import Foreseen
 from safepoint.stores.redis import check
@@ -28,6 +29,11 @@ from safepoint.stores.renewing import Renewals
 from safepoint.stores.url import redact
 
 __all__ = ["RedisStore"]
+
+HIGHEST = 100_000_000
+"""The highest number with which a task may come from elsewhere: what lists it looks through all numbers, fifty at a time."""
+HIGHEST_FENCE = 2**52
+"""Scripts count in doubles."""
 
 log = logging.getLogger("safepoint")
 
@@ -135,6 +141,10 @@ class RedisStore(Commits, Leases, Reads, Removals, Whole, Store):
         except Refused as error:
             raise check.Refused(str(error)) from None
 
+    def write_task(self, image: Image, *, over: Image | None = None) -> bool:
+        _refuse_numbers(image)
+        return super().write_task(image, over=over)
+
     def close(self) -> None:
         if self._client.closed:
             return
@@ -147,3 +157,18 @@ class RedisStore(Commits, Leases, Reads, Removals, Whole, Store):
             pass  # age will tell, and on this host the process
         self._beats.close()
         self._client.close()
+
+
+def _refuse_numbers(image: Image) -> None:
+    last = image.numbers
+    found = [last.seq, last.call, last.pause, *(row.seq for row in image.checkpoints)]
+    found += [row.no for row in image.calls]
+    found += [row.no for row in image.pauses]
+    for what, most, number in (("number", HIGHEST, max(found)), ("fence", HIGHEST_FENCE, whole.fence_of(image))):
+        if number > most:
+            raise UsageError(
+                f"a {what} of task {image.row.task!r} is too high for Redis",
+                f"it is {number}, and {most} is the limit",
+                "Keep the task in another store.",
+                task=image.row.task,
+            )
