@@ -491,6 +491,8 @@ def test_a_commit_of_a_tools_transaction_that_is_not_answered_is_asked_after(url
         ("53100", StoreFull),
         ("XX001", Damaged),
         ("XX002", Damaged),
+        ("58P01", Damaged),
+        ("58030", Damaged),
         ("42P01", Damaged),
         ("42501", UsageError),
         ("25006", Unavailable),

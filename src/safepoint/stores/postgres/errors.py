@@ -43,6 +43,8 @@ _LOGIN = (
 )
 
 
+_DAMAGE = {"XX001", "XX002", "58P01", "58030"}
+"""Pages and indexes that are not what they should be; a file that is gone or cannot be read."""
 _CROWDED = ("too many clients", "connection slots", "too many connections")
 
 
@@ -59,7 +61,7 @@ def translate(error: psycopg.Error, url: str, schema: str) -> SafepointError:
     state, said = error.sqlstate or "", _first_line(error)
     if state in {"53100", "53400"}:
         return StoreFull(f"no room in {url}", said, "Free space on the database's disk, or raise its quota; then do it again.")
-    if state in {"XX001", "XX002"}:
+    if state in _DAMAGE or (state == "XX000" and "memory alloc" in said):
         return Damaged(
             f"{url} is damaged", said, "See what is left with safepoint verify; restore the database from a backup.", url=url
         )

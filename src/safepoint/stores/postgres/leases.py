@@ -106,7 +106,7 @@ class Leases:
         found = self._db.ask(self._db.sql("postgres_read")["lease"], (task,)) if _may_be(task) else []
         if not found:
             return None
-        fence, token, state, holder, process, acquired_at, presumed, live = found[0]
+        fence, token, state, holder, process, acquired_at, presumed, live, until = found[0]
         live = live and state == "held" and not is_dead(process, token)
         return LeaseRow(
             task=task,
@@ -117,6 +117,7 @@ class Leases:
             holder=holder,
             acquired_at=acquired_at,
             presumed=presumed,
+            until=until,
             live=live,
             stopped=live and people.is_stopped(people.read(holder)),
         )

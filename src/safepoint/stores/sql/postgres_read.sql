@@ -69,7 +69,8 @@ WITH RECURSIVE r (name) AS (
 SELECT o.name, o.refs, o.data FROM r JOIN {s}.sp_objects o ON o.task = %s AND o.name = r.name
 
 -- name: lease
-SELECT l.fence, l.token, l.state, l.holder, l.process, l.acquired_at, l.presumed, NOT l.gone AND l.until > clock_timestamp()
+SELECT l.fence, l.token, l.state, l.holder, l.process, l.acquired_at, l.presumed, NOT l.gone AND l.until > clock_timestamp(),
+    (extract(epoch FROM l.until) * 1000000)::bigint
 FROM {s}.sp_leases l JOIN {s}.sp_tasks t ON t.n = l.task WHERE t.task = %s
 
 -- name: calls
