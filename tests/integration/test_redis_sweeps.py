@@ -15,6 +15,7 @@ from safepoint import _probe
 from safepoint.errors import Damaged
 from safepoint.model import Obj
 from safepoint.rows import Aside, Guard, TaskPatch, replace
+from safepoint.stores.redis import sweep
 from safepoint.stores.redis.store import RedisStore
 from safepoint.stores.url import open_store
 from safepoint.testing.build import Writer, call_row, obj, tree
@@ -207,6 +208,40 @@ def test_where_a_row_cannot_be_read_nothing_is_garbage(store: RedisStore, raw: A
     with pytest.raises(Damaged):
         store.prune("task", [])
     assert names(store) == before
+
+
+@pytest.mark.parametrize("block", ["k:0", "g:0"])
+def test_where_a_mark_is_lost_nothing_is_garbage(
+    block: str, store: RedisStore, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "FEW", 0)  # or the last are found without
+    writer = chain(store, 3)
+    writer.write(call_row(3, args_refs=tree("args")[0].name), objects=tree("args"))
+    before = names(store)
+    raw.hdel(store._client.keys.task("task"), block)
+    with pytest.raises(Damaged, match="No object was deleted"):
+        store.prune("task", [])
+    assert names(store) == before
+
+
+def test_a_parent_that_goes_while_its_child_comes_hands_on_what_it_had(store: RedisStore) -> None:
+    """The look is in the middle of the task; the next save leaves out what its parent has; the parent goes; and so on."""
+    shared = tree("shared")
+    writer = Writer(store)
+    writer.save(*shared)
+    for i in range(1300):
+        writer.save(shared[0], obj(b"%d" % i), objects=[obj(b"%d" % i)], row={"step": i}, sync=False)
+    work = store.pruning("task", [])
+    for i, _ in enumerate(work):
+        writer.save(shared[0], objects=(), row={"step": 2000 + i})
+        writer.save(shared[0], obj(b"and %d" % i), objects=[obj(b"and %d" % i)], row={"step": 3000 + i})
+        store.prune("task", [row.seq for row in store.headers("task")], sweep=i % 2 == 0)
+        assert [row.seq for row in store.headers("task")] == [writer.seq]
+    assert i > 3
+    assert whole(store)
+    store.prune("task", [])
+    assert whole(store)
+    assert len(names(store)) == 4
 
 
 # -- rows

@@ -1,10 +1,10 @@
 -- Delete checkpoints with the calls and pauses that stand on them, after a look whether they may go still.
 -- KEYS: task, floor.
--- ARGV: w, created, born; the last call and pause that are known; fence of the live run that is known or '', and of one that is known to
+-- ARGV: w, and token of that moment; the last call and pause that are known; fence of the live run that is known or '', and of one that is known to
 -- be dead; how many lines have calls that are kept, and each with its step; then of each checkpoint: seq, field of its id, block and
 -- power of its bit; how many calls, and of each: number, version, block and power; how many pauses, and the same of each.
-local at = redis.call('HMGET', key, 'w', 't:created', 'born', 'n', 'branches', 't:branch', 'f:fence', 'f:state', 'f:gone')
-if (at[2] or '') ~= ARGV[2] or (at[3] or '') ~= ARGV[3] then return {'another'} end
+local at = redis.call('HMGET', key, 'w', 'sweeps', 't:id', 'n', 'branches', 't:branch', 'f:fence', 'f:state', 'f:gone')
+if not at[3] or not string.find(at[2] or '', ';' .. ARGV[2], 1, true) then return {'another'} end
 
 -- The first elements of a row, as far as they are no bytes, which cmsgpack does not know; or all of a short array.
 local function row(field, from, count)
@@ -14,16 +14,16 @@ local function row(field, from, count)
   return found[1] and {unpack(found, 3, 2 + count)} or nil
 end
 
-local lines, next = {}, 9
-for _ = 1, tonumber(ARGV[8]) do
+local lines, next = {}, 8
+for _ = 1, tonumber(ARGV[7]) do
   lines[ARGV[next]] = tonumber(ARGV[next + 1])
   next = next + 2
 end
 
-local keep = {}
-if (at[1] or '') ~= ARGV[1] then
+local keep, same = {}, (at[1] or '') == ARGV[1] and '1' or '0'
+if same == '0' then
   -- Something was written since: look at all that could need one of these now.
-  if at[8] == 'held' and at[9] ~= '1' and at[7] ~= ARGV[6] and at[7] ~= ARGV[7] then return {'changed'} end
+  if at[8] == 'held' and at[9] ~= '1' and at[7] ~= ARGV[5] and at[7] ~= ARGV[6] then return {'changed'} end
   local heads, own = {}, {}
   for name in string.gmatch(at[5] or '', '([^%z]*%z[^%z]*)%z') do
     local head, fixed = row('b:' .. name, 1, 2), row('l:' .. name, 1, 2)
@@ -39,12 +39,12 @@ if (at[1] or '') ~= ARGV[1] then
     if (head[3] or not own[head[1]]) and not (lines[head[1]] and head[2] >= lines[head[1]]) then return {'changed'} end
   end
   local _, call, pause = string.match(at[4] or '', '^(%d+) (%d+) (%d+)')
-  if not call or call - ARGV[4] + pause - ARGV[5] > 500 then return {'changed'} end
-  for no = ARGV[4] + 1, tonumber(call) do
+  if not call or call - ARGV[3] + pause - ARGV[4] > 500 then return {'changed'} end
+  for no = ARGV[3] + 1, tonumber(call) do
     local found = row('c:' .. text(no), 3, 4)
     if found then keep[text(found[4])] = true end
   end
-  for no = ARGV[5] + 1, tonumber(pause) do
+  for no = ARGV[4] + 1, tonumber(pause) do
     local found = row('p:' .. text(no), 3, 9)
     if found then keep[text(found[9])] = true end
   end
@@ -53,29 +53,29 @@ end
 local fields, bits, seqs, calls, bytes = {}, {}, {}, 0, 0
 local function takes(kind, more, powers)
   -- Whether all of them are as they were; their fields come into `more`.
-  local same = true
+  local whole = true
   for _ = 1, tonumber(ARGV[next - 1]) do
     local value = redis.call('HGET', key, kind .. ARGV[next])
     local version = ARGV[next + 1]
     if value then
-      same = same and string.sub(value, 4, 3 + #version) == version
+      whole = whole and string.sub(value, 4, 3 + #version) == version
       more[#more + 1] = kind .. ARGV[next]
       powers[#powers + 1] = {ARGV[next + 2], ARGV[next + 3]}
     end
     next = next + 4
   end
-  return same
+  return whole
 end
 while next <= #ARGV do
   local seq, id, block, power = ARGV[next], ARGV[next + 1], ARGV[next + 2], ARGV[next + 3]
   local header = redis.call('HGET', key, 'h:' .. seq)
   local more, powers = {'h:' .. seq, 'r:' .. seq, id}, {{block, power}}
   next = next + 5
-  local same = takes('c:', more, powers)
+  local unchanged = takes('c:', more, powers)
   local of_calls = #more - 3
   next = next + 1
-  same = takes('p:', more, powers) and same
-  if header and same and not keep[seq] and string.byte(header, 4) == 0xc2 then
+  unchanged = takes('p:', more, powers) and unchanged
+  if header and unchanged and not keep[seq] and string.byte(header, 4) == 0xc2 then
     seqs[#seqs + 1] = seq
     calls = calls + of_calls
     for i, field in ipairs(more) do
@@ -87,6 +87,6 @@ while next <= #ARGV do
 end
 for i = 1, #fields, 1000 do redis.call('HDEL', key, unpack(fields, i, math.min(i + 999, #fields))) end
 for _, bit in ipairs(bits) do redis.call('HINCRBY', key, bit[1], bit[2]) end
-if #seqs == 0 then return {'done', at[1] or '', 0, 0} end
+if #seqs == 0 then return {'done', same, at[1] or '', 0, 0} end
 redis.call('HINCRBY', key, 'count', -#seqs)
-return {'done', tostring(redis.call('HINCRBY', key, 'w', 1)), calls, bytes, unpack(seqs)}
+return {'done', same, text(redis.call('HINCRBY', key, 'w', 1)), calls, bytes, unpack(seqs)}

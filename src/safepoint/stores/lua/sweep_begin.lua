@@ -1,5 +1,7 @@
 -- What a removal stands on, as of one moment. Stages that have expired are no more then, so that whoever commits one later is told.
--- KEYS: task, floor. Answers nothing if there is no task.
+-- KEYS: task, floor. ARGV: a token, which the task has from now on, until eight others have come. Where it is missing later, this is
+-- another task, or the server has gone back to before this moment, as after a failover: `w` may then come a second time.
+-- Answers nothing if there is no task.
 local moment = now() / 1000000
 local stages = redis.call('HGET', key, 'stages') or ''
 local live, names, expired = {}, {}, {}
@@ -21,6 +23,9 @@ if table.concat(live) ~= stages then
   if #live == 0 then redis.call('HDEL', key, 'stages') else redis.call('HSET', key, 'stages', table.concat(live)) end
   redis.call('HINCRBY', key, 'w', 1)
 end
+local sweeps = get('sweeps') or ''
+if #sweeps >= 8 * (#ARGV[1] + 1) then sweeps = string.sub(sweeps, #ARGV[1] + 2) end
+redis.call('HSET', key, 'sweeps', sweeps .. ';' .. ARGV[1])
 local at = redis.call(
   'HMGET', key, 'w', 't:created', 'born', 'n', 'branches', 't:branch', 'f:fence', 'f:token', 'f:state', 'f:gone', 'f:process')
 for i = 1, #at do at[i] = at[i] or '' end

@@ -1,12 +1,11 @@
 -- Delete objects that nothing reached at a moment of the task: those that a write has sent since then stay.
--- KEYS: task, floor. ARGV: created, born, the moment as objects are stamped with it, names.
-local at = redis.call('HMGET', key, 't:created', 'born')
-if (at[1] or '') ~= ARGV[1] or (at[2] or '') ~= ARGV[2] then return {'another'} end
+-- KEYS: task, floor. ARGV: token of that moment, the moment as objects are stamped with it, names.
+if not string.find(get('sweeps') or '', ';' .. ARGV[1], 1, true) then return {'another'} end
 local gone, bytes = {}, 0
-for i = 4, #ARGV do
+for i = 3, #ARGV do
   local field = 'o:' .. ARGV[i]
   local value = redis.call('HGET', key, field)
-  if value and string.sub(value, -12) <= ARGV[3] then
+  if value and string.sub(value, -12) <= ARGV[2] then
     gone[#gone + 1] = field
     bytes = bytes + #value
   end

@@ -1,4 +1,5 @@
 -- Some of the fields of a task, with the lengths of their values. ARGV: cursor, bytes after which it is enough.
+-- Answers which server this is, as a cursor means nothing to another, the next cursor, and those.
 local cursor, bytes, found, count = ARGV[1], 0, {}, 2
 repeat
   local before = bytes
@@ -12,4 +13,4 @@ repeat
   -- Values come here whole, so few at a time where they are large.
   count = bytes - before > 65536 and 2 or math.min(count * 2, 32)
 until cursor == '0' or bytes > tonumber(ARGV[2]) or #found >= 1000
-return { cursor, found }
+return { string.match(redis.call('INFO', 'server'), 'run_id:(%x+)') or '', cursor, found }

@@ -1,8 +1,8 @@
 -- A whole task, which lies ready under another key, takes its place, or that of what was seen there.
--- KEYS: task, floor, where it lies. ARGV: ttl, token of a process proven dead, then w, created and born of what was seen ('' each:
--- no task), born of the new one, its fence, now.
-local ttl, dead, w, created, born, mine, fence = unpack(ARGV, 1, 7)
-local at = redis.call('HMGET', key, 't:id', 'w', 't:created', 'born', 'n', 'f:state', 'f:gone', 'f:until', 'f:token', 'f:process',
+-- KEYS: task, floor, where it lies. ARGV: ttl, token of a process proven dead, then w of what was seen and the token of that moment
+-- ('' each: no task), born of the new one, its fence.
+local ttl, dead, w, token, mine, fence = unpack(ARGV, 1, 6)
+local at = redis.call('HMGET', key, 't:id', 'w', 'sweeps', 'born', 'n', 'f:state', 'f:gone', 'f:until', 'f:token', 'f:process',
   'f:holder', 'f:at', 'f:fence', 'f:presumed', 'f:previous')
 if at[4] == mine then
   return { 'done' } -- this very request was heard before
@@ -11,7 +11,7 @@ if not redis.call('HGET', KEYS[3], 'n') then
   return { 'lost' }
 end
 if at[1] then
-  if (at[2] or '') ~= w or (at[3] or '') ~= created or (at[4] or '') ~= born then
+  if token == '' or (at[2] or '') ~= w or not string.find(at[3] or '', ';' .. token, 1, true) then
     return { 'changed' }
   end
   local held = live(dead, 'held', '')
@@ -32,7 +32,7 @@ if at[1] then
     end
   end
 else
-  if w .. created .. born ~= '' then
+  if token ~= '' then
     return { 'changed' }
   end
   redis.call('HSET', KEYS[3], 'w', next_write())

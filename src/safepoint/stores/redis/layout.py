@@ -41,6 +41,9 @@ bytes, and what scripts compare stands right behind it):
     s:<stage>/<k>        k = 1..batches: the names (16 bytes each) of what was staged. While a stage is in ``stages`` and has not
                 expired, a sweep takes these as roots (with all that they reach), and removes neither; a stage that has expired is
                 removed from ``stages`` with its fields before (or in the same script as) its objects. A commit goes by ``stages``
+    sweeps      ";<token>" of the last eight looks of removals, repairs and writes of whole tasks: where its token is missing, this is
+                another task by now, or one that has gone back to before that moment, as after a failover
+    born        token of who wrote the task as a whole or mended it last: by it a request that is heard twice is known
     f:fence f:token f:state f:until f:gone f:process f:holder f:at f:presumed f:previous
                 the lease; absent all, if there never was one. state: held or released; until: microseconds of the server's TIME;
                 gone: 1 if the holder said that nobody is behind it, else 0; at: microseconds; previous:

@@ -66,7 +66,20 @@ class Mends:
             said = layout.pack([[aside.kind, _shown(aside.key), aside.why] for aside in asides])
             _probe.at("repair.before")
             pairs = [part for pair in plan.write.items() for part in pair]
-            args = [self._ttl, dead, at.w, born, when, said, len(plan.move), *plan.move, len(plan.drop), *plan.drop, *pairs]
+            args = [
+                self._ttl,
+                dead,
+                at.w,
+                at.token,
+                born,
+                when,
+                said,
+                len(plan.move),
+                *plan.move,
+                len(plan.drop),
+                *plan.drop,
+                *pairs,
+            ]
             answer = client.write("mend", [*keys, keys[0] + b":q"], args)
             _probe.at("repair.after")
             if answer[0] == b"done":

@@ -10,6 +10,7 @@ stamped with the moment of its write, by which the script that deletes passes it
 
 from __future__ import annotations
 
+import secrets
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,6 +38,8 @@ ROWS, OBJECTS = 64, 256
 """What one script deletes: checkpoints with calls and pauses, or objects."""
 BYTES = 500_000
 """About how much a script reads."""
+FEW = 200
+"""Checkpoints that are looked at in one step, when a look comes to its end."""
 TRIES = 20
 """How often is looked anew, if a task changes meanwhile in a way that matters. What is left then is left to the next sweep."""
 
@@ -45,6 +48,8 @@ class Start(NamedTuple):
     """A task as of one moment, as far as a removal stands on it."""
 
     w: bytes
+    token: bytes
+    """The task has it as long as that moment is part of its past."""
     created: bytes
     born: bytes
     numbers: Numbers
@@ -65,20 +70,21 @@ class Start(NamedTuple):
 
 def start(client: Client, task: str) -> Start | None:
     """None if there is no such task; Damaged if only the rest of one."""
-    found = client.write("sweep_begin", client.keys.of(task))
+    token = secrets.token_hex(6).encode()
+    found = client.write("sweep_begin", client.keys.of(task), [token])
     if not found:
         return None
     if len(found) == 1:
         raise Damaged(f"task {task!r} is damaged", "its row is gone", "Nothing was changed. See `safepoint verify`.", task=task)
-    w, created, born, numbers, branches, current, fence, token, state, gone, process, staged = found
+    w, created, born, numbers, branches, current, fence, theirs, state, gone, process, staged = found
     live = dead = None
     if state == b"held" and gone != b"1":
-        if renewing.is_dead(process, layout.decoded(token)):
+        if renewing.is_dead(process, layout.decoded(theirs)):
             dead = int(fence)
         else:
             live = int(fence)
     names = tuple(b"\0".join(pair) for pair in _pairs(branches.split(b"\0")[:-1]))
-    return Start(w, created, born, layout.numbers_of(numbers), names, current, live, dead, staged)
+    return Start(w, token, created, born, layout.numbers_of(numbers), names, current, live, dead, staged)
 
 
 def _pairs(parts: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
@@ -202,11 +208,11 @@ def values_of(client: Client, key: bytes, fields: list[bytes]) -> Iterator[tuple
         yield from zip(part, client.command("HMGET", key, *part), strict=True)
 
 
-def numbered(client: Client, key: bytes, kind: str, last: int) -> list[int]:
-    """The numbers of the rows of a kind that are there."""
-    blocks = [b"%s:%d" % (kind.encode(), at) for at in range(last // layout.BLOCK + 1)]
+def numbered(client: Client, key: bytes, kind: str, last: int, first: int = 0) -> list[int]:
+    """The numbers of the rows of a kind that are there, from a block on."""
+    blocks = [b"%s:%d" % (kind.encode(), at) for at in range(first, last // layout.BLOCK + 1)]
     found: list[int] = []
-    for at, (_, value) in enumerate(values_of(client, key, blocks)):
+    for at, (_, value) in enumerate(values_of(client, key, blocks), first):
         found += layout.bits(at, value)
     return found
 
@@ -310,7 +316,7 @@ def _bit(kind: str, number: int) -> tuple[bytes, int]:
 
 def _drop_rows(client: Client, task: str, found: _Found, w: bytes, batch: list[CheckpointRow]) -> Any:
     at = found.at
-    args: list[Any] = [w, at.created, at.born, at.numbers.call, at.numbers.pause]
+    args: list[Any] = [w, at.token, at.numbers.call, at.numbers.pause]
     args += ["" if at.live is None else at.live, "" if at.dead is None else at.dead, len(found.begins)]
     for line, step in found.begins.items():
         args += [line, step]
@@ -351,9 +357,9 @@ def _pruning(
             if changed := state != b"done":
                 break
             # Only where nobody else has written is the next batch spared the look at everything.
-            w = did[0] if int(did[0]) == int(w) + 1 else w
-            calls, size = calls + did[1], size + did[2]
-            seqs += map(int, did[3:])
+            w = did[1] if did[0] == b"1" else w
+            calls, size = calls + did[2], size + did[3]
+            seqs += map(int, did[4:])
             _probe.at("sweep.rows")
             yield
         if not changed:
@@ -362,7 +368,9 @@ def _pruning(
         if (at := start(client, task)) is None:
             break
         mark = _Mark(client, task, at)
-        yield from mark.look(set(seqs) if dry_run else set())
+        known = yield from mark.look(set(seqs) if dry_run else set())
+        if not known:
+            continue
         _probe.at("sweep.marked")
         if dry_run:
             objects_, size = len(mark.garbage), size + sum(mark.garbage.values())
@@ -384,19 +392,15 @@ def _rows_size(client: Client, task: str, found: _Found) -> int:
 # -- objects
 
 
-class Scan(NamedTuple):
-    """What a look at the whole hash has found."""
-
-    refs: dict[bytes, bytes]
-    """Of the objects that have any."""
-    sizes: dict[bytes, int]
-    roots: dict[int, bytes]
-    calls: dict[int, tuple[int, bytes]]
-    """Base and refs of each call."""
-
-
 class _Mark:
-    """What is reached as of ``at``."""
+    """What is reached, as of ``at`` or later.
+
+    The look takes many trips, while rows come and go. What it must not miss is an object that was there at ``at`` and is needed
+    ever since, each time by another row, which left it out as its parent had it. So objects are looked at first, then
+    checkpoints by rising number, as a parent's number is lower than its child's: of such rows one is met, since the next was there
+    before the last one went. Calls come last, as they leave out what a checkpoint has. And what a row was seen to reach
+    without being found is asked for by name; if that row has gone too, all is looked at anew.
+    """
 
     def __init__(self, client: Client, task: str, at: Start) -> None:
         self.client = client
@@ -406,56 +410,113 @@ class _Mark:
         """How many were deleted, and how many bytes."""
         self.garbage: dict[bytes, int] = {}
         """Names that nothing reaches, with the bytes of each."""
+        self._key = client.keys.task(task)
+        self._refs: dict[bytes, bytes] = {}
+        self._origin: dict[bytes, bytes] = {}
+        """Of each name that is reached, the field of a row that reaches it."""
+        self._rows: set[bytes] = set()
+        """Checkpoints and calls that have been seen to be there, and whose refs not yet."""
 
-    def look(self, without: set[int]) -> Iterator[None]:
-        """Find out what nothing reaches, apart from the checkpoints ``without`` and their calls."""
-        scan = Scan({}, self.garbage, {}, {})
-        headers: set[int] = set()
-        bad: list[bytes] = []
-        cursor = b"0"
+    def look(self, without: set[int]) -> Generator[None, None, bool]:
+        """Find out what nothing reaches, apart from the checkpoints ``without`` and their calls. False: look anew."""
+        yield from self._scan()
+        todo: list[bytes] = []
+        self._reach(names_in(self.at.staged), b"w", todo)
+        yield from self._checkpoints(without, todo)
+        yield from self._calls(without, todo)
+        for field, there in values_of(self.client, self._key, sorted(self._rows)):
+            if there is not None:  # and was not met, as its mark is lost
+                raise self._damaged(field)
+        while todo:
+            below: list[bytes] = []
+            unknown: list[bytes] = []
+            for name in todo:
+                if self.garbage.pop(name, None) is None:
+                    unknown.append(name)
+                elif refs := self._refs.get(name):
+                    self._reach(names_in(refs), self._origin[name], below)
+            for field, value in values_of(self.client, self._key, [b"o:" + name for name in unknown]):
+                name = field[2:]
+                if value is not None:  # it has come since
+                    self._reach(names_in(layout.obj(name, value).refs), self._origin[name], below)
+                    continue
+                row, there = self.client.command("HMGET", self._key, self._origin[name], field)
+                if row is None or there is not None:
+                    return False
+            todo = below
+        return True
+
+    def _reach(self, names: Iterable[bytes], origin: bytes, todo: list[bytes]) -> None:
+        for name in names:
+            if name not in self._origin:
+                self._origin[name] = origin
+                todo.append(name)
+
+    def _scan(self) -> Iterator[None]:
+        cursor, server = b"0", b""
         while True:
-            cursor, *found = self.client.script("sweep_scan", self.client.keys.of(self.task), [cursor, BYTES])
-            self._take(scan, headers, bad, *found)
+            here, after, found, bad, rows = self.client.script("sweep_scan", self.client.keys.of(self.task), [cursor, BYTES])
+            if cursor != b"0" and here != server:
+                # Restarted, or failed over, where another order holds: what was passed by may have been missed.
+                cursor = b"0"
+                self.garbage.clear()
+                self._rows.clear()
+                continue
+            for field in bad:
+                if self.client.command("HEXISTS", self._key, field):
+                    raise self._damaged(field)
+            for name, refs, size in zip(found[::3], found[1::3], found[2::3], strict=True):
+                self.garbage[name] = size
+                if refs:
+                    self._refs[name] = refs
+            self._rows.update(rows)
+            server, cursor = here, after
             yield
             if cursor == b"0":
-                break
-        self._all_there(headers - scan.roots.keys(), bad)
-        todo = [name for seq, refs in scan.roots.items() if seq not in without for name in names_in(refs)]
-        todo += [name for base, refs in scan.calls.values() if base not in without for name in names_in(refs)]
-        todo += names_in(self.at.staged)
-        while todo:
-            # What is not there is not reached either: it may come again, with what it reaches.
-            name = todo.pop()
-            if self.garbage.pop(name, None) is not None and (refs := scan.refs.get(name)):
-                todo += names_in(refs)
+                return
 
-    @staticmethod
-    def _take(
-        scan: Scan, headers: set[int], bad: list[bytes], objects: Any, roots: Any, calls: Any, tops: Any, wrong: Any
-    ) -> None:
-        for name, refs, size in zip(objects[::3], objects[1::3], objects[2::3], strict=True):
-            scan.sizes[name] = size
-            if refs:
-                scan.refs[name] = refs
-        scan.roots.update((int(seq), refs) for seq, refs in zip(roots[::2], roots[1::2], strict=True))
-        for no, value in zip(calls[::2], calls[1::2], strict=True):
-            row = layout.call(int(no), value)
-            scan.calls[row.no] = row.base_seq, row.args_refs + row.result_refs
-        headers.update(map(int, tops))
-        bad += wrong
+    def _checkpoints(self, without: set[int], todo: list[bytes]) -> Iterator[None]:
+        above = 0
+        # The end comes in one step: whoever is there then was met, or has a parent that was.
+        while (rest := self.client.script("sweep_rest", self.client.keys.of(self.task), [above, FEW])) is None:
+            last = layout.numbers_of(self.client.command("HGET", self._key, "n")).seq
+            last = min(last, above + 10 * PAGE)
+            seqs = [no for no in numbered(self.client, self._key, "k", last, above // layout.BLOCK) if above < no <= last]
+            for i in range(0, len(seqs), PAGE):
+                part = seqs[i : i + PAGE]
+                found = self.client.command(
+                    "HMGET", self._key, *[b"%s:%d" % (kind, no) for no in part for kind in (b"h", b"r")]
+                )
+                for seq, top, below in zip(part, found[::2], found[1::2], strict=True):
+                    if top is not None or below is not None:
+                        self._root(seq, below or b"", without, todo)
+            above = last
+            yield
+        for no, value in zip(rest[::2], rest[1::2], strict=True):
+            self._root(int(no), value, without, todo)
 
-    def _all_there(self, rootless: set[int], bad: list[bytes]) -> None:
-        """Raise Damaged if what some row reaches is not known: then nothing is known to be garbage."""
-        key = self.client.keys.task(self.task)
-        for field in bad:
-            if self.client.command("HEXISTS", key, field):
-                raise self._damaged(field)
-        for seq in rootless:  # they may have gone, or come, while the scan went on
-            top, below = self.client.command("HMGET", key, b"h:%d" % seq, b"r:%d" % seq)
-            if top is not None and below is None:
-                raise self._damaged(b"r:%d" % seq)
+    def _root(self, seq: int, value: bytes, without: set[int], todo: list[bytes]) -> None:
+        self._rows.discard(b"h:%d" % seq)
+        refs, _ = layout.parts(value)
+        if len(value) < 4 or len(refs) != int.from_bytes(value[:4]) or len(refs) & 15:
+            raise self._damaged(b"r:%d" % seq)
+        if seq not in without:
+            self._reach(names_in(refs), b"r:%d" % seq, todo)
+
+    def _calls(self, without: set[int], todo: list[bytes]) -> Iterator[None]:
+        last = layout.numbers_of(self.client.command("HGET", self._key, "n"))
+        nos = numbered(self.client, self._key, "g", last.call)
+        for i in range(0, len(nos), PAGE):
+            for field, value in values_of(self.client, self._key, [b"c:%d" % no for no in nos[i : i + PAGE]]):
+                self._rows.discard(field)
+                if value is not None:
+                    row = layout.call(int(field[2:]), value)
+                    if row.base_seq not in without:
+                        self._reach(names_in(row.args_refs + row.result_refs), field, todo)
+            yield
 
     def _damaged(self, field: bytes) -> Damaged:
+        """What some row reaches is not known: then nothing is known to be garbage."""
         return Damaged(
             f"task {self.task!r} is damaged",
             f"its field {field!r} cannot be read, and with it what is still needed",
@@ -466,7 +527,7 @@ class _Mark:
     def delete(self) -> Generator[None, None, bool]:
         """Delete the garbage, less what was sent since. False if this is another task by now, or was mended."""
         for batch in self._batches():
-            args = [self.at.created, self.at.born, self.at.stamp, *batch]
+            args = [self.at.token, self.at.stamp, *batch]
             state, *did = self.client.write("sweep_objects", self.client.keys.of(self.task), args)
             if state != b"done":
                 return False

@@ -25,7 +25,7 @@ _KINDS: dict[bytes, tuple[str, Callable[[int, bytes], Any]]] = {
 }
 ROW = re.compile(rb"([hrcp]):([1-9]\d{0,15})")
 _OTHERS = re.compile(
-    rb"t:[a-z]+|f:[a-z]+|n|w|born|count|branches|open|asks|stages|q|q:\d+|[kgj]:\d+|[ibl]:[^\0]*\0[^\0]+|s:.*", re.DOTALL
+    rb"t:[a-z]+|f:[a-z]+|n|w|born|count|branches|open|asks|stages|sweeps|q|q:\d+|[kgj]:\d+|[ibl]:[^\0]*\0[^\0]+|s:.*", re.DOTALL
 )
 
 
@@ -157,9 +157,13 @@ def row_fields(image: Image) -> dict[bytes, bytes]:
 def names_of(client: Client, key: bytes) -> dict[bytes, int]:
     """The fields of a hash, with the lengths of their values."""
     found: dict[bytes, int] = {}
-    cursor = b"0"
+    cursor, server = b"0", b""
     while True:
-        cursor, page = client.script("walk_names", [key, key + b":f"], [cursor, BYTES])
+        here, after, page = client.script("walk_names", [key, key + b":f"], [cursor, BYTES])
+        if cursor != b"0" and here != server:
+            cursor, found = b"0", {}  # restarted, or failed over, where another order holds
+            continue
+        server, cursor = here, after
         found.update(zip(page[::2], page[1::2], strict=True))
         if cursor == b"0":
             return found

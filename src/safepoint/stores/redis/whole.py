@@ -75,7 +75,7 @@ class Whole(Mends):
                     _lay(client, beside, image, born)
                     written = True
                     _probe.at("write_task.staged")
-                seen = (b"", b"", b"") if there is None else (there.w, there.created, there.born)
+                seen = (b"", b"") if there is None else (there.w, there.token)
                 _probe.at("write_task.before")
                 args = [self._ttl, dead, *seen, born, whole.fence_of(image)]
                 answer = client.write("write", [*keys, beside], args)
