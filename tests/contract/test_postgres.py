@@ -6,7 +6,7 @@ from safepoint.stores.postgres.store import PostgresStore
 from safepoint.stores.url import open_store
 from safepoint.testing import Place, Remote, StoreContract, StoreMachine, run_machine
 from tests.support.scale import SOAK
-from tests.support.servers import fresh_postgres_url
+from tests.support.servers import done_with, fresh_postgres_url
 
 
 class TestPostgres(StoreContract):
@@ -26,8 +26,14 @@ class PostgresMachine(StoreMachine):
 
     def driver(self):
         # The class and not its URL's opener: the processes are forked from one that has imported where that comes from.
-        url, _, schema = fresh_postgres_url().rpartition("&schema=")
+        self.url = fresh_postgres_url()
+        url, _, schema = self.url.rpartition("&schema=")
         return Remote(Place(PostgresStore, (url,), {"schema": schema, "durability": "process"}))
+
+    def teardown(self):
+        super().teardown()
+        if url := getattr(self, "url", None):
+            done_with(url)  # hundreds of them in one test
 
 
 @pytest.mark.scaled
