@@ -83,7 +83,7 @@ class ListingVerbs:
             before = rows[-1].seq
 
     @staticmethod
-    def _matches(task: str, row: CheckpointRow, wanted: Mapping[str, Any]) -> bool:
+    def _matches(task: str, row: CheckpointRow, wanted: Any) -> bool:
         try:
             return _matches(states.plain_metadata(row), wanted)
         except SafepointError as error:
@@ -157,8 +157,18 @@ def _facts(task: str, row: CheckpointRow, problems: list[str]) -> dict[str, Any]
     }
 
 
-def _matches(metadata: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    return all(k in metadata and _same(metadata[k], v) for k, v in wanted.items())
+def _matches(metadata: Any, wanted: Any) -> bool:
+    if isinstance(metadata, dict) and isinstance(wanted, dict):
+        return all(k in metadata and _same(metadata[k], v) for k, v in wanted.items())
+    there = _pairs(metadata)
+    return all(any(_same(k, key) and _same(v, value) for key, value in there) for k, v in _pairs(wanted))
+
+
+def _pairs(plain: Any) -> list[tuple[Any, Any]]:
+    """Of a dict as a plain tree has it: one whose keys are not all plain text is tagged, keys and values in turn."""
+    if isinstance(plain, values.Tagged):
+        return list(zip(plain.value[::2], plain.value[1::2], strict=True))
+    return list(plain.items())
 
 
 def _same(a: Any, b: Any) -> bool:
