@@ -56,7 +56,8 @@ class Claim:
 
 _claims: weakref.WeakValueDictionary[str, Claim] = weakref.WeakValueDictionary()
 """By token, those of all stores of this process: a holder of this process whose token is not here has let go without a word."""
-_claims_lock = threading.Lock()
+# Re-entrant: a run may be collected, and let go, at any allocation, also in the middle of a claim.
+_claims_lock = threading.RLock()
 _asked_for: set[str] = set()
 """Tokens that requests for a lease are under way with: the server may have granted one of which nobody has heard here yet."""
 
@@ -96,7 +97,7 @@ class Renewals:
     def after_fork(self) -> None:
         # The child holds nothing: its parent does, and goes on renewing.
         global _claims, _claims_lock
-        _claims_lock = threading.Lock()
+        _claims_lock = threading.RLock()
         _claims = weakref.WeakValueDictionary()
         stopped = self._stopped
         self._start_over()
