@@ -186,6 +186,39 @@ def test_a_task_that_was_written_as_a_whole_is_another_one(store: RedisStore) ->
     assert two.numbers.seq == 4
 
 
+def test_a_server_that_has_gone_back_knows_nothing_of_the_mark(store: RedisStore, raw: Any) -> None:
+    """A failover to a replica that lagged: the moments of the task come a second time, with other writes."""
+    writer = chain(store, 3)
+    key = store._client.keys.task("task")
+    before = raw.dump(key)
+
+    def go_back() -> None:
+        raw.restore(key, 0, before, replace=True)
+        writer.save(*tree("task0"))
+        assert store.prune("task", [1, 2, 3]).seqs == (1, 2, 3)
+
+    once_at("sweep.marked", go_back)
+    store.prune("task", [1])
+    assert whole(store)
+    found = store.read("task")
+    assert found is not None
+    assert found[1] == {o.name: o for o in tree("task0")}
+
+
+def test_rows_are_looked_at_again_by_a_server_that_has_gone_back(store: RedisStore, raw: Any) -> None:
+    writer = chain(store, 5)
+    key = store._client.keys.task("task")
+    before = raw.dump(key)
+    store.pin("task", 5, True)  # so that the moment of the look is one that comes again
+
+    def go_back() -> None:
+        raw.restore(key, 0, before, replace=True)
+        Writer(store, branch="side").save(row={"parent_seq": 2, "step": 7}, line=1)
+
+    assert between(store, [2, 3], go_back) == {1, 2, 4, 5, 6}
+    assert writer.seq == 5
+
+
 def test_a_task_that_was_mended_is_looked_at_anew(store: RedisStore) -> None:
     chain(store, 3)
     image = image_of(store, "task")
