@@ -9,7 +9,6 @@ from safepoint.stores.base import Store
 
 try:
     import psycopg  # noqa: F401
-    import psycopg_pool  # noqa: F401
 except ModuleNotFoundError as error:
     raise MissingExtra(
         f"the PostgreSQL store needs the package {error.name}", "it is not installed", 'Run: pip install "safepoint[postgres]"'
