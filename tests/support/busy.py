@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import safepoint
@@ -52,7 +53,8 @@ def agent(url: str, task: str, steps: int, path: str, ledger: str, longest: floa
 
 
 def saver(url: str, task: str, steps: int, options: dict[str, Any]) -> dict[str, Any]:
-    """Explicit saves, ``steps`` of them; one of which nobody knows whether it landed is asked for by its id."""
+    """Explicit saves, ``steps`` of them; one of which nobody knows whether it landed is asked for by its id, and saved again under
+    that id if it is not there: it may land later still."""
     met: Counter[str] = Counter()
 
     def ask(fn: Any) -> Any:
@@ -65,26 +67,29 @@ def saver(url: str, task: str, steps: int, options: dict[str, Any]) -> dict[str,
 
     with safepoint.open(url, retention=Retention.keep_all(), **options) as cp:
         state = State(task)
-        while (n := state.agent_state.get("n", 0)) < steps:
-            state.agent_state["n"] = n + 1
-            state.messages.append(f"{task} {n + 1}")
-            try:
-                head = cp.save(state)
-            except Unavailable as error:
-                met["Unavailable"] += 1
-                id = error.details.get("id")
-                del state.messages[-1]
-                state.agent_state["n"] = n
-                if id is not None:
+        id: str | None = None
+        for n in range(1, steps + 1):
+            state.agent_state["n"] = n
+            state.messages.append(f"{task} {n}")
+            while True:
+                try:
+                    head = cp.save(state, id=id)
+                except Unavailable as error:
+                    met["Unavailable"] += 1
+                    id = error.details.get("id", id)
+                    if id is None:
+                        continue  # nothing was sent
                     try:
-                        state = ask(lambda id=id: cp.load(task, id=id))
+                        state = ask(partial(cp.load, task, id=id))
                     except NotFound:
                         met["absent"] += 1
-                    else:
-                        met["there"] += 1
-                        tell("saved", task, state.seq, id)
-                continue
-            tell("saved", task, head.seq, head.id)
+                        continue
+                    met["there"] += 1
+                    tell("saved", task, state.seq, id)
+                else:
+                    tell("saved", task, head.seq, head.id)
+                id = None
+                break
             time.sleep(0.01)
         ask(lambda: cp.finish(task, "saved"))
         return {"met": met, "result": "saved", "previous": None}

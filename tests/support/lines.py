@@ -124,13 +124,15 @@ class Life:
     # -- the verbs
 
     def save(self, state: State) -> State:
-        """Save; if nobody knows what became of it, ask for its id before doing it again. Returns the state to go on with."""
+        """Save; if nobody knows what became of it, ask for its id, and if it is not there (yet) save again under that very id.
+        Returns the state to go on with."""
+        id: str | None = None
         while True:
             try:
-                head = self.ask("save", lambda: self.cp.save(state))
+                head = self.ask("save", partial(self.cp.save, state, id=id))
             except Unavailable as error:
                 self._heal()
-                id = error.details.get("id")
+                id = error.details.get("id", id)
                 if id is None:
                     continue
                 try:
