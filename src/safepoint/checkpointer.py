@@ -90,7 +90,7 @@ def open(
     trust: Iterable[str] = (),
     schema_version: int = 1,
     migrations: Migrations | None = None,
-    durability: Literal["full", "process"] = "full",
+    durability: Literal["full", "process"] | None = None,
     lease: float | None = None,
     redact: Iterable[str] = (),
     state_type: type | None = None,
@@ -108,7 +108,7 @@ def open(
         trust: Modules all of whose classes may be.
         schema_version: Of the application; stored with each checkpoint.
         migrations: ``{1: f}``: ``f(tree) -> tree`` leads a plain tree from schema 1 to 2.
-        durability: ``full`` survives power loss, ``process`` only the death of the process.
+        durability: ``full``, the default, survives power loss, ``process`` only the death of the process.
         lease: Seconds, 30 by default, on stores whose leases have a clock (not memory, files or SQLite).
         state_type: If given, ``agent_state`` must be an instance of it that fits its declared fields, at every save and load.
         health: Checks that a checkpoint must pass for a run to go on from it; see docs/recovery.md.
@@ -137,6 +137,9 @@ def open(
     if timeout is not None:
         options["timeout"] = timeout
     if own:
+        # The default is no second opinion, where the URL has one.
+        if durability is None and not (isinstance(store, str) and "durability=" in store.partition("?")[2]):
+            durability = "full"
         options["durability"] = durability
         if clocked(store):
             options["lease"] = lease

@@ -185,7 +185,7 @@ def test_ids_are_taken_refused_and_listed_as_in_memory(pair):
         found.append([[row.task for row in cp.store.tasks(after=after, limit=3)] for after in found[-1][::5]])
         found.append(sorted(b.name for b in cp.branches("ids")))
         for id in IDS[::3]:
-            found.append(answer(lambda: cp.delete_task(id)))  # noqa: B023  # noqa: PERF401
+            found.append(answer(lambda: cp.delete_task(id)))  # noqa: B023, PERF401
         found.append([t.task_id for t in cp.tasks()])
         return found
 
@@ -468,3 +468,19 @@ def test_two_checkpointers_of_one_store_see_each_other(url):
             two.resume("t")
         with two.resume("t") as run:
             assert run.recovery.previous == "released"
+
+
+def test_options_may_stand_in_the_url(url):
+    more = f"{url}{'&' if '?' in url else '?'}durability=process&timeout=7"
+    with safepoint.open(url) as kept, safepoint.open(more) as cp:
+        assert cp.store.timeout == 7
+        assert cp.store.durability == ("process" if cp.store.persistent else kept.store.durability)
+        cp.save(State("t"))
+        assert kept.load_latest("t") is not None
+    with safepoint.open(more, durability="process", timeout=7) as cp:
+        assert cp.store.timeout == 7
+    for contrary in ({"durability": "full"}, {"timeout": 8}):
+        with pytest.raises(UsageError, match="two values"):
+            safepoint.open(more, **contrary)
+    with pytest.raises(UsageError, match="full or process"):
+        safepoint.open(url, durability="")
