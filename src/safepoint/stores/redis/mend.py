@@ -121,10 +121,11 @@ class Mends:
     def _strays(self) -> Iterator[tuple[Lost, bytes]]:
         client = self._client
         indexes = [client.keys.index(k) for k in range(layout.INDEXES)]
-        listed = {name for names in client.many([("HKEYS", key) for key in indexes]) for name in names}
         keys = sorted(_keys(client) - set(indexes))
         kinds = dict(zip(keys, client.many([("TYPE", key) for key in keys]), strict=True))
         there = _have_rows(client, keys, kinds)
+        # After the keys: a task is in the index before it is there.
+        listed = {name for names in client.many([("HKEYS", key) for key in indexes]) for name in names}
         for key, kind in kinds.items():
             where = f"key {key.decode('utf-8', 'backslashreplace')}"
             task, suffix = _task_of(client, key)
