@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from safepoint.rows import Aside, Pruned, replace
+from safepoint.model import new_id
+from safepoint.rows import Aside, Commit, Pruned, TaskPatch, replace
 from safepoint.stores import whole
 from safepoint.stores.base import Store
 from safepoint.stores.postgres import bigsweep, sweep
+from safepoint.stores.postgres.db import CommitFailed
 from safepoint.stores.url import open_store
 from tests.support import sweeping
 from tests.support.proxy import Proxy
@@ -136,3 +138,103 @@ def test_a_connection_that_is_cut(verb: str, large: bool, direct: Store, proxy: 
             assert told == wanted, (direction, n, part)
         assert left(direct) == done, (direction, n, part)
         proxy.heal()
+
+
+@pytest.fixture
+def behind(direct: Store, proxy: Proxy) -> Iterator[Store]:
+    proxy.heal()
+    store = open_store(f"{proxy.postgres_url}?schema={direct._db.schema}", timeout=20)  # type: ignore[attr-defined]
+    store.tasks()
+    yield store
+    store.close()
+
+
+def _cut_at_commit(proxy: Proxy, part: str) -> None:
+    proxy.rewind()
+    proxy.arm("cut", "up", lambda message: message.kind == "Q" and message.data.endswith(b"COMMIT\0"), part)
+
+
+@pytest.mark.parametrize("part", ["before", "answer"])
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_commit_that_is_not_answered_is_not_taken_for_one_that_landed(
+    verb: str, part: str, direct: Store, behind: Store, proxy: Proxy
+) -> None:
+    act, wanted = VERBS[verb]
+    begin(direct)
+    told = act(direct)
+    done = left(direct)
+    begin(direct)
+    _cut_at_commit(proxy, part)
+    assert act(behind) == (told if wanted is None else wanted)
+    assert proxy.fired
+    assert left(direct) == done
+
+
+def _between(store: Store, monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> None:
+    """Do this when a COMMIT was not answered, before the next try."""
+    db = store._db  # type: ignore[attr-defined]
+    commit = db.commit
+
+    def hooked(link: Any) -> None:
+        try:
+            commit(link)
+        except CommitFailed:
+            act()
+            raise
+
+    monkeypatch.setattr(db, "commit", hooked)
+
+
+def test_a_task_that_is_begun_anew_is_not_deleted_by_the_second_try(
+    direct: Store, behind: Store, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(direct)
+    _between(behind, monkeypatch, lambda: direct.write_task(OLDER))
+    _cut_at_commit(proxy, "answer")
+    assert behind.delete_task("long")
+    assert proxy.fired
+    row = direct.task("long")
+    assert row is not None
+    assert row.checkpoints == LENGTH - 7
+
+
+@pytest.mark.parametrize("verb", ["write_task", "write_task over"])
+def test_a_task_that_was_written_and_used_at_once_is_not_another_one(
+    verb: str, direct: Store, behind: Store, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(direct)
+    task = "copy" if verb == "write_task" else "long"
+
+    def use() -> None:
+        row = direct.task(task)
+        assert row is not None
+        assert row.head is not None
+        at = direct.read(task)
+        assert at is not None
+        new = replace(at[0], id=new_id(), parent_seq=row.head.seq)
+        direct.commit(Commit(task=task, id=new.id, checkpoint=new, expect=row.head, patch=TaskPatch(reason="used")))
+
+    _between(behind, monkeypatch, use)
+    _cut_at_commit(proxy, "answer")
+    assert VERBS[verb][0](behind) is True
+    assert proxy.fired
+    row = direct.task(task)
+    assert row is not None
+    assert row.reason == "used"
+
+
+@pytest.mark.parametrize("verb", ["delete_task", "write_task"])
+def test_what_dead_processes_left_behind_is_no_reason_to_fail(verb: str, direct: Store) -> None:
+    begin(direct)
+    db = direct._db  # type: ignore[attr-defined]
+    with direct.connection() as other:
+        other.execute(f"INSERT INTO {db.quoted}.sp_objects (task, name, refs, data) VALUES (-7, 'x', '', '')")
+        other.execute(f"INSERT INTO {db.quoted}.sp_stages (n, until) VALUES (-7, '-infinity')")
+        quick = open_store(f"{shared_postgres().url}&schema={db.schema}", timeout=0.6)
+        with other.transaction():
+            other.execute(f"SELECT FROM {db.quoted}.sp_objects WHERE task = -7 FOR UPDATE")
+            assert VERBS[verb][0](quick) is True
+        quick.close()
+    begin(direct)  # whoever comes next clears it up
+    with direct.connection() as other:
+        assert other.execute(f"SELECT count(*) FROM {db.quoted}.sp_objects WHERE task = -7").fetchall() == [(0,)]

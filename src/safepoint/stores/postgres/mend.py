@@ -69,17 +69,18 @@ class Mends:
         db, task = self._db, image.row.task
         asides, made, calls = list(gone), [row.sealed(task) for row in put], [row.sealed(task) for row in bare]
         done: list[int] = []
-        """What a try has moved that got as far as COMMIT: where that did not answer, and it has landed, the next finds it done."""
+        """What each try has moved."""
+        tries = needed.Tries()
 
         def write(link: Link) -> int:
             found = rows_of(db, link, "lock", task=task)
+            if tries.landed(link):
+                return done[-1]
             if not found:
                 raise refusals.stale(task)
             n, seq, _, _, line, position = found[0]
             sweep.refuse_if_held(db, link, task, n)
             before = image.numbers
-            if done and (seq, line, position) == (before.seq, before.line, before.position):
-                return done[-1]
             # Numbers that repair itself gave out are not there yet.
             if seq != before.seq - len(made) or line > before.line or position != before.position:
                 raise refusals.stale(task)
@@ -101,6 +102,7 @@ class Mends:
             for b in image.branches:
                 _put(db, link, "branches", rows.Branch._fields, n, [b.space, b.name, *b.head, b.line, b.forked_from])
             rows_of(db, link, "mended", n=n, branch=image.row.branch, seq=before.seq, line=before.line, at=to_us(now()))
+            tries.ends(link)
             _probe.at("repair.before")
             done.append(moved)
             return moved

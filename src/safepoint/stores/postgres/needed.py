@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BY_INDEX",
     "Needed",
+    "Tries",
     "asked",
     "asked_in_order",
     "heads_of",
@@ -80,8 +81,31 @@ def asked(db: Database, statement: str, /, **values: Any) -> list[Any]:
 
 def table_of(db: Database, name: str) -> str:
     """A table of the store, as it is named in a statement."""
-    schema = db.schema.replace('"', '""')
-    return f'"{schema}".sp_{name}'
+    return f"{db.quoted}.sp_{name}"
+
+
+class Tries:
+    """The tries of a write that is to be made once: whether the one before has landed, though its COMMIT did not answer.
+
+    What there is does not say: since then somebody may have begun the task anew, or gone on with it.
+    """
+
+    def __init__(self) -> None:
+        self._last: str | None = None
+
+    def ends(self, link: Link) -> None:
+        """Of each try the last words before its COMMIT."""
+        self._last = link.execute("SELECT pg_current_xact_id()::text").fetchall()[0][0]
+
+    def landed(self, link: Link) -> bool:
+        """Asked under the task's lock, which the try before held to its end."""
+        if self._last is None:
+            return False
+        # A server that took the place of the other one may not have come to such a number yet, and raises an error for it.
+        status = (
+            "CASE WHEN %(x)s::text::xid8 < pg_snapshot_xmax(pg_current_snapshot()) THEN pg_xact_status(%(x)s::text::xid8) END"
+        )
+        return link.execute(f"SELECT {status}", {"x": self._last}).fetchall() == [("committed",)]
 
 
 def asked_in_order(db: Database, statement: str, /, **values: Any) -> list[Any]:

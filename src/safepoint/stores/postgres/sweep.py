@@ -10,16 +10,17 @@ Nothing here has to survive a loss of power before the next acknowledged write d
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from safepoint import _probe
-from safepoint.errors import Damaged
+from safepoint.errors import Damaged, SafepointError
 from safepoint.model import Obj
 from safepoint.rows import CheckpointRow, Pruned
 from safepoint.stores import holder as people
 from safepoint.stores.postgres import bigsweep, rows
-from safepoint.stores.postgres.needed import asked, needed, plain, prunable, rows_of, table_of
+from safepoint.stores.postgres.needed import Tries, asked, needed, plain, prunable, rows_of, table_of
 from safepoint.stores.renewing import is_dead
 from safepoint.stores.sound import Flaw, find, wrong
 
@@ -28,9 +29,10 @@ if TYPE_CHECKING:
     from safepoint.stores.postgres.db import Database
     from safepoint.stores.postgres.link import Link
 
-__all__ = ["TABLES", "Removals", "drop_ended_stages", "refuse_if_held"]
+__all__ = ["TABLES", "Removals", "clear_up", "refuse_if_held"]
 
 T = TypeVar("T")
+log = logging.getLogger("safepoint")
 
 LARGE = 5_000
 """Rows and objects of a task that are looked at and swept in one transaction."""
@@ -105,17 +107,16 @@ class Removals:
     def delete_task(self, task: str) -> bool:
         db = self._db
         n, large = _amount(db, task)
-        began = False
-        """It was there once, so that it is this that has deleted it, if COMMIT did not answer and it is gone."""
+        tries = Tries()
 
-        def write(link: Link) -> None:
-            nonlocal began
+        def write(link: Link) -> bool:
             found = rows_of(db, link, "lock", task=task)
+            if tries.landed(link):
+                return True  # what is there now was begun since
             if not found:
-                return
+                return False
             number = int(found[0][0])
             fence = refuse_if_held(db, link, task, number)
-            began = True
             staged = rows_of(db, link, "drop_all_stages", n=number)
             if large or staged or number != n:
                 # Gone at once; what is under its number follows. A kill meanwhile leaves the mark, for whoever comes next.
@@ -127,14 +128,16 @@ class Removals:
             # Last, as all tasks share it: a receiver has seen these fences and knows no more than the name.
             if fence:
                 rows_of(db, link, "raise_fence_floor", fence=fence)
+            tries.ends(link)
             _probe.at("delete.before")
+            return True
 
-        db.write(write, again=True, facts={"task": task})
+        gone = db.write(write, again=True, facts={"task": task})
         _probe.at("delete.after")
         self._foreseen.drop(task)
-        if began:
-            drop_ended_stages(db)
-        return began
+        if gone:
+            clear_up(db)
+        return gone
 
 
 def refuse_if_held(db: Database, link: Link, task: str, n: int) -> int:
@@ -242,7 +245,16 @@ def _halved(wanted: list[Any], fetch: Callable[[list[Any]], list[T]], bad: dict[
 # -- what is left of tasks and big saves
 
 
-def drop_ended_stages(db: Database) -> None:
+def clear_up(db: Database) -> None:
+    """Remove what ended processes left, after something that has landed, of which an error from here would tell the contrary. What
+    is not removed stays marked, for whoever comes next."""
+    try:
+        _drop_ended_stages(db)
+    except SafepointError as error:
+        log.warning("what ended processes left in %s was not removed: %s", db.url, error)
+
+
+def _drop_ended_stages(db: Database) -> None:
     """Forget big saves whose process died: what they sent is garbage for the next sweep of their task; and remove what lies under a
     number whose task is gone, or never came to be."""
     while stages := asked(db, "ended_stages"):

@@ -56,16 +56,16 @@ class Whole(Mends):
     def write_task(self, image: Image, *, over: Image | None = None) -> bool:
         image = whole.sealed(image)
         db, task = self._db, image.row.task
-        began = False
-        """What was written got as far as COMMIT: if that did not answer, and it is there at the next try, it has landed."""
+        tries = needed.Tries()
 
         def write(link: Link) -> bool | None:
-            nonlocal began
             found = rows_of(db, link, "lock", task=task)
+            if tries.landed(link):
+                return True  # and may have been gone on with since
             if found:
                 there = _facts(db, link, found[0][0])
                 if there == whole.facts_of(image):
-                    return began
+                    return False
                 if over is None or there != whole.facts_of(over):
                     raise whole.another(task)
                 _replace(db, link, found[0][0], Numbers(*found[0][1:]), image)
@@ -73,15 +73,15 @@ class Whole(Mends):
                 return None
             if fence := whole.fence_of(image):
                 needed.rows_of(db, link, "raise_fence_floor", fence=fence)
+            tries.ends(link)
             _probe.at("write_task.before")
-            began = True
             return True
 
         for _ in range(3):
             if (written := db.write(write, again=True, facts={"task": task})) is not None:
                 _probe.at("write_task.after")
                 self._foreseen.drop(task)
-                sweep.drop_ended_stages(db)
+                sweep.clear_up(db)
                 return written
         raise Unavailable(f"task {task!r} came and went while it was written", "nothing was written", "Do it again.", task=task)
 
