@@ -18,7 +18,7 @@ def new_url(kind, folder, name="agent"):
         "memory": lambda: f"memory://{uuid.uuid4()}",
         "sqlite": lambda: f"sqlite:///{folder}/{name}.db",
         "file": lambda: f"file:///{folder}/{name}",
-        "postgres": servers.fresh_postgres_url,
+        "postgres": servers.reused_postgres_url,
         "redis": servers.fresh_redis_url,
     }[kind]()
 

@@ -12,6 +12,7 @@ import psycopg
 import pytest
 import redis
 
+import safepoint
 from tests.support import servers
 from tests.support.daemons import is_gone, remove_abandoned
 from tests.support.paths import ROOT
@@ -223,6 +224,34 @@ def test_a_schema_that_somebody_holds_is_dropped_later(postgres, monkeypatch):
         assert schema_of(url) in schemas(postgres.url)
     servers.done_with(servers.fresh_postgres_url())
     assert schema_of(url) not in schemas(postgres.url)
+
+
+def test_a_schema_is_given_out_again_empty_if_it_is_as_a_store_made_it(postgres, monkeypatch):
+    monkeypatch.setattr(servers, "BATCH", 2)
+    monkeypatch.setattr(servers, "_emptied", [])
+    urls = [servers.reused_postgres_url() for _ in range(2)]
+    assert len({schema_of(url) for url in urls}) == 2
+    for url in urls:
+        with safepoint.open(url) as cp:
+            cp.save(safepoint.State("t"))
+            with cp.resume("t") as run:
+                run.save()
+            cp.delete_task("t")  # leaves a floor for fences
+            cp.save(safepoint.State("u"))
+    with psycopg.connect(postgres.url) as conn:
+        conn.execute(f'CREATE TABLE "{schema_of(urls[1])}".of_a_test (i int)')
+    for url in urls:
+        servers.done_with(url)
+    assert schema_of(urls[0]) in schemas(postgres.url)
+    assert schema_of(urls[1]) not in schemas(postgres.url)
+    again = servers.reused_postgres_url()
+    assert again == urls[0]
+    with safepoint.open(again) as cp:
+        assert cp.tasks() == []
+        assert cp.verify().ok
+        with cp.resume("t") as run:
+            assert run.fence == 1
+    assert servers.reused_postgres_url() not in urls
 
 
 def test_a_missing_server_skips_and_fails_where_all_is_to_be_there(monkeypatch):
