@@ -9,6 +9,7 @@ local held = live(dead, 'held', '')
 if held then
   return held
 end
+without_memory()
 if at[4] and tonumber(at[4]) > tonumber(redis.call('GET', floor) or '0') then
   redis.call('SET', floor, at[4])
 end

@@ -75,7 +75,7 @@ while at >= 0 do
   end
   looked = looked + #names
   at = at - #names
-  if looked >= 4000 and at >= 0 then
+  if looked >= 4000 and at >= 0 and limit < 2 ^ 53 then -- who asks for all at once gets it
     fetch()
     found[2] = (at + 1) * 50
     return found

@@ -42,6 +42,12 @@ local function live(dead, answer, n)
   return { answer, n, f[4], f[5], f[6], f[7] }
 end
 
+-- What frees memory or ends a hold must be done when there is no memory left, too. The server asks for it before the first
+-- command that writes; this one takes none, and does nothing, as no field has an empty name.
+local function without_memory()
+  redis.call('HDEL', key, '')
+end
+
 -- The end of each write: when the task expires. Not while anything of it is open.
 local function expire(ttl, held, open_, asks)
   if ttl == '0' then
@@ -51,7 +57,12 @@ local function expire(ttl, held, open_, asks)
     redis.call('PERSIST', floor)
   else
     redis.call('EXPIRE', key, ttl)
-    -- A receiver that refuses stale fences knows the task for longer than it is here.
+    -- A receiver that refuses stale fences knows the task for longer than it is here. Who held it may have had no ttl, and set no
+    -- floor. Nothing here may fail, as all is written by now.
+    local fence = tonumber(get('f:fence')) or 0
+    if fence > (tonumber(redis.pcall('GET', floor)) or 0) then
+      redis.call('SET', floor, text(fence))
+    end
     redis.call('EXPIRE', floor, tonumber(ttl) + 2592000)
   end
 end

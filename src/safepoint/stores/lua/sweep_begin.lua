@@ -18,6 +18,7 @@ if redis.call('HEXISTS', key, 't:id') == 0 then
   local left = redis.call('HMGET', key, 'n', 'count', 'branches', 't:created')
   return (left[1] or left[2] or left[3] or left[4]) and {'damaged'} or false
 end
+without_memory()
 if table.concat(live) ~= stages then
   for i = 1, #expired, 1000 do redis.call('HDEL', key, unpack(expired, i, math.min(i + 999, #expired))) end
   if #live == 0 then redis.call('HDEL', key, 'stages') else redis.call('HSET', key, 'stages', table.concat(live)) end

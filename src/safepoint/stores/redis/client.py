@@ -39,6 +39,9 @@ _AGAIN = {"LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "BUSY"
 """Refusals that pass by themselves. None of them comes after a script has begun to write."""
 _EARLIER = {b"existed", b"recent", b"granted"}
 """Answers of scripts to what they may have done before."""
+_PLACE = re.compile(r" script: (?:[0-9a-f]+, )?on @")
+"""Where in a script: of no use to people, and whatever stands before an `@` would be taken for a password."""
+_RIGHTS = re.compile(r"ACL failure|NOPERM|[Uu]nknown (Redis |Valkey |Server )?command")
 _FULL = re.compile(r"no space|disk (is )?full|quota|RDB snapshots", re.IGNORECASE)
 
 
@@ -101,8 +104,9 @@ class Client:
         if not self.wait_replicas:
             return self._run(keys[0], request, deadline, {0: text}, writes=True)[0]
         wait = ("WAIT", self.wait_replicas, max(1, int((deadline - time.monotonic()) * 800)))
-        reply, had = self._run(keys[0], [*request, wait], deadline, {0: text}, writes=True)
-        if isinstance(reply, list) and reply[0] in _EARLIER:
+        (reply, had), again = self._tries(keys[0], [*request, wait], deadline, {0: text}, writes=True)
+        earlier = isinstance(reply, list) and reply[:1] and reply[0] in _EARLIER
+        if again or earlier:
             # It was written over another connection, and WAIT waits for the writes of its own.
             _, had = self._run(keys[0], [("SET", keys[0] + b":w", 1, "EX", 60), wait], deadline, {}, writes=True)
         if had < self.wait_replicas:
@@ -138,12 +142,12 @@ class Client:
 
     def primaries(self) -> list[Address]:
         """Every server that takes writes. ``ask`` speaks to one."""
-        return self._within(self._nodes.primaries, self.deadline())  # type: ignore[no-any-return]
+        return self._within(self._nodes.primaries, self.deadline())[0]  # type: ignore[no-any-return]
 
     def ask(self, at: Address, *command: Any) -> Any:
         """One command to one server; what it refuses is ``Refused``."""
         deadline = self.deadline()
-        (reply,) = self._within(lambda deadline: self._nodes.pool(at).exchange([command], deadline), deadline)
+        (reply,), _ = self._within(lambda deadline: self._nodes.pool(at).exchange([command], deadline), deadline)
         if isinstance(reply, Refused):
             raise reply
         return reply
@@ -200,6 +204,12 @@ class Client:
         self, key: bytes, commands: Sequence[Command], deadline: float | None, texts: dict[int, bytes], *, writes: bool = False
     ) -> Replies:
         """The answers to commands of one key. ``texts`` are the scripts of those that are EVALSHA."""
+        return self._tries(key, commands, deadline, texts, writes=writes)[0]
+
+    def _tries(
+        self, key: bytes, commands: Sequence[Command], deadline: float | None, texts: dict[int, bytes], *, writes: bool
+    ) -> tuple[Replies, bool]:
+        """As ``_run``, and whether it may have been done by an earlier try, whose answer got lost."""
         asking: Address | None = None
         request = list(commands)
 
@@ -224,20 +234,21 @@ class Client:
                 raise error
             return replies
 
-        found: Replies = self._within(once, self.deadline() if deadline is None else deadline, writes=writes)
-        return found
+        return self._within(once, self.deadline() if deadline is None else deadline, writes=writes)
 
-    def _within(self, once: Any, deadline: float, *, writes: bool = False) -> Any:
-        """The answer of ``once``, which is called until it gives one or the time is over. ``writes``: what it does is of
-        consequence, so that an error has to say if it may have been done."""
+    def _within(self, once: Any, deadline: float, *, writes: bool = False) -> tuple[Any, bool]:
+        """The answer of ``once``, which is called until it gives one or the time is over, and whether an earlier call may have
+        done it. ``writes``: what it does is of consequence, so that an error has to say if it may have been done."""
         pause, sent = 0.005, False
         while True:
+            if self.closed and sent:
+                raise self._unavailable("the store was closed meanwhile", sent, "Open it again, and look.")
             self.refuse_if_closed()
             _probe.at("redis.send")
             try:
                 answer = once(deadline)
                 _probe.at("redis.answer")
-                return answer
+                return answer, sent
             except Exhausted as error:
                 raise self._unavailable(f"{error} (of this process)", sent, "Raise pool, or do less at once.") from None
             except Unsent as error:
@@ -277,6 +288,11 @@ class Client:
             # A primary that became a replica: whoever is the primary now is found by connecting anew.
             for pool in list(self._nodes._pools.values()):
                 pool.forget()
+        if _RIGHTS.search(text):
+            said = _PLACE.split(text)[0]
+            raise self._unavailable(
+                f"something that the store needs is not permitted: {said}", sent, "Give its user the right (ACL SETUSER)."
+            ) from error
         if code == "WRONGTYPE" or (code == "ERR" and "user_script" in text):
             # The scripts take everything to be as it was written.
             raise Damaged(f"a task in {self.name} is damaged", text, "Restore the server from a backup.") from error

@@ -125,16 +125,20 @@ class Commits:
         keys = self._client.keys.of(commit.task)
         while True:
             stage, k = secrets.token_hex(8), 0
-            for k, batch in enumerate(_batches(commit.objects), 1):
-                args: list[Any] = [stage, k, layout.STAGE_FOR, b"".join([o.name for o in batch])]
-                for o in batch:
-                    args += (b"o:" + o.name, layout.body(o.refs, o.data))
-                # Each batch has the time of a verb: how long the whole takes is up to its size.
-                if not self._client.write("stage", keys, args):
-                    break
-                _probe.at("commit.staged")
-            else:
-                return stage, k
+            try:
+                for k, batch in enumerate(_batches(commit.objects), 1):
+                    args: list[Any] = [stage, k, layout.STAGE_FOR, b"".join([o.name for o in batch])]
+                    for o in batch:
+                        args += (b"o:" + o.name, layout.body(o.refs, o.data))
+                    # Each batch has the time of a verb: how long the whole takes is up to its size.
+                    if not self._client.write("stage", keys, args):
+                        break
+                    _probe.at("commit.staged")
+                else:
+                    return stage, k
+            except BaseException:
+                self._unstage(commit.task, stage)  # where memory ran out, these objects may be what it ran out for
+                raise
 
     def _unstage(self, task: str, stage: str) -> None:
         try:

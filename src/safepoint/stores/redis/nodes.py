@@ -62,7 +62,10 @@ def settings_of(url: str, ours: set[str]) -> tuple[type[Any], Settings]:
             "Correct it.",
         ) from None
     except (ValueError, RedisError) as error:
-        raise UsageError(f"{redact(url)!r} is no URL of a Redis server", str(error), "Correct it.") from None
+        # Its text may have in it what stands before an `@`, if that was not understood as one.
+        why = str(error) if str(error).startswith("Invalid value for") else "its host or port cannot be read"
+        remedy = "Correct it. In a user and a password, write : / ? # @ and % as %3A, %2F and so on."
+        raise UsageError(f"{redact(url)!r} is no URL of a Redis server", why, remedy) from None
     for name in made:
         if name in _REPLACED | _FIXED:
             instead = "Use timeout, pool or lease." if name in _REPLACED else "Leave it out."

@@ -35,6 +35,9 @@ HIGHEST = 100_000_000
 HIGHEST_FENCE = 2**52
 """Scripts count in doubles."""
 
+LONGEST = 2**31 - 1
+"""Seconds of a ttl. EXPIRE refuses what is far above, and it comes last in a script: all else would stand."""
+
 log = logging.getLogger("safepoint")
 
 
@@ -76,6 +79,8 @@ class RedisStore(Commits, Leases, Reads, Removals, Whole, Store):
             raise UsageError(f"durability={durability!r} is unknown", "", "Use 'full' or 'process'.")
         if timeout <= 0:
             raise UsageError(f"timeout={timeout!r} is not above zero", "a server takes time to answer", "Give seconds.")
+        if ttl is not None and not 1 <= ttl <= LONGEST:
+            raise UsageError(f"ttl={ttl!r} is out of range", "", f"Give seconds from 1 to {LONGEST:,}.")
         if "{" in prefix or "}" in prefix:
             raise UsageError(f"prefix {prefix!r} has braces", "they say where in a cluster a key lies", "Leave them out.")
         self.url = redact(url)

@@ -1,0 +1,265 @@
+"""What the Redis store does when its server is full, restricts its user, has gone back, or was set up in another way before."""
+
+import os
+import signal
+import time
+
+import pytest
+import redis
+
+from safepoint import _probe
+from safepoint.errors import StoreFull, Unavailable, UsageError
+from safepoint.rows import TaskPatch
+from safepoint.stores.redis import commit as commits
+from safepoint.stores.redis.store import RedisStore
+from safepoint.stores.url import open_store
+from safepoint.testing.build import Writer, obj, tree
+from tests.support.redis_line import Line
+from tests.support.servers import Redis, fresh_redis_url, shared_redis
+
+
+@pytest.fixture
+def url():
+    return fresh_redis_url()
+
+
+@pytest.fixture
+def store(url):
+    store = open_store(url, timeout=5, durability="process")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def raw():
+    with redis.Redis.from_url(shared_redis().url) as raw:
+        yield raw
+
+
+@pytest.fixture(scope="module")
+def own_server():
+    server = Redis()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def own(own_server):
+    """A server that a test may put into any state, as long as it takes it out again."""
+    yield own_server
+    with redis.Redis.from_url(own_server.url) as raw:
+        raw.config_set("maxmemory", "0")
+        raw.flushall()
+
+
+# -- no memory
+
+
+def test_what_frees_memory_can_be_done_when_there_is_none(own):
+    """That is what the error tells people to do; and a run that ends because of it must be able to end."""
+    store = open_store(own.safepoint_url, timeout=5, durability="process")
+    with redis.Redis.from_url(own.url) as raw:
+        for task in ("one", "two"):
+            grant = store.acquire(task, b"me")
+            writer = Writer(store, task, guard=grant.guard)
+            for text in "abc":
+                writer.save(*tree(text))
+            if task == "two":
+                store.release(task, grant)
+        raw.config_set("maxmemory", "1mb")
+        with pytest.raises(StoreFull, match="delete tasks"):
+            Writer(store, "three").save(*tree("d"))
+        grants = store.lease("one")
+        assert grants is not None
+        assert store._renew([claim for claim in store._renewals._mine.values() if claim.task == "one"]) == {grants.token}
+        (claim,) = [claim for claim in store._renewals._mine.values() if claim.task == "one"]
+        store._forsake([claim])
+        gone = store.prune("two", [1, 2])
+        assert gone.seqs == (1, 2)
+        assert gone.objects == 6
+        assert store.delete_task("two")
+        assert store.delete_task("one")
+        assert store.task("two") is None
+    store.close()
+
+
+def test_a_lease_is_given_back_when_there_is_no_memory(own):
+    store = open_store(own.safepoint_url, timeout=5, durability="process")
+    with redis.Redis.from_url(own.url) as raw:
+        Writer(store).save()
+        grant = store.acquire("task", b"me")
+        raw.config_set("maxmemory", "1mb")
+        store.release("task", grant, TaskPatch(status="failed"))
+    row = store.task("task")
+    assert row is not None
+    assert row.status == "failed"
+    store.close()
+
+
+def test_a_big_save_that_finds_no_memory_half_way_leaves_no_stage(own, monkeypatch):
+    monkeypatch.setattr(commits, "BATCH", 1000)
+    store = open_store(own.safepoint_url, timeout=5, durability="process")
+    writer = Writer(store)
+    writer.save()
+    staged = 0
+
+    def hook(name):
+        nonlocal staged
+        staged += name == "commit.staged"
+        if staged == 2:
+            raw.config_set("maxmemory", "1mb")
+
+    with redis.Redis.from_url(own.url) as raw:
+        _probe.hook = hook
+        try:
+            with pytest.raises(StoreFull):
+                writer.save(*[obj(b"%d" % i * 1500) for i in range(5)])
+        finally:
+            _probe.hook = None
+        key = store._client.keys.task("task")
+        assert not raw.hget(key, "stages")
+        assert not [field for field in raw.hkeys(key) if field.startswith(b"s:")]
+        assert store.prune("task", []).objects == 2
+    store.close()
+
+
+# -- rights
+
+
+def test_a_right_that_is_missing_is_not_taken_for_damage(own):
+    with redis.Redis.from_url(own.url) as raw:
+        raw.acl_setuser("some", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-info"])
+        try:
+            url = own.safepoint_url.replace("redis+unix://", "redis+unix://some:x@")
+            store = open_store(url, timeout=5, durability="process")
+            Writer(store).save(*tree("a"))
+            with pytest.raises(Unavailable, match="not permitted") as caught:
+                store.prune("task", [])
+            assert "info" in caught.value.why
+            assert "ACL" in caught.value.remedy
+            store.close()
+        finally:
+            raw.acl_deluser("some")
+
+
+# -- addresses
+
+
+@pytest.mark.parametrize("url", ["redis://user:hunter2/x@localhost/0", "redis://:hunter2?x@localhost"])
+def test_a_password_that_is_written_wrongly_is_not_shown(url):
+    with pytest.raises(UsageError) as caught:
+        open_store(url)
+    assert "hunter2" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("ttl", [0, -1, 2**31, 10**17])
+def test_a_ttl_that_no_server_takes_is_refused_before_anything_is_written(url, ttl):
+    """EXPIRE is a script's last command: what came before it would stand, and be told as an error."""
+    with pytest.raises(UsageError, match="ttl"):
+        RedisStore(url, ttl=ttl)
+
+
+# -- listings
+
+
+def test_a_task_of_many_numbers_is_listed_while_others_write(store, raw, monkeypatch):
+    writer = Writer(store)
+    writer.save()
+    key = store._client.keys.task("task")
+    raw.hset(key, "n", "300000 0 0 1 0")
+    writer.save()
+    script = store._client.script
+
+    def busy(name, *args, **more):
+        answer = script(name, *args, **more)
+        raw.hincrby(key, "w", 1)
+        return answer
+
+    monkeypatch.setattr(store._client, "script", busy)
+    assert [row.seq for row in store.headers("task")] == [300001, 1]
+
+
+# -- fences
+
+
+def test_fences_go_on_where_ttl_came_later(url, raw):
+    plain = open_store(url, timeout=5, durability="process")
+    writer = Writer(plain)
+    writer.save()
+    for fence in (1, 2, 3):
+        grant = plain.acquire("task", b"me")
+        assert grant.guard.fence == fence
+        plain.release("task", grant)
+    short = open_store(url, timeout=5, durability="process", ttl=1000)
+    Writer(short, head=writer.head).save()
+    key = short._client.keys.task("task")
+    assert raw.ttl(key) > 0
+    raw.delete(key)  # as if the time was over
+    assert short.acquire("task", b"me").guard.fence == 4
+    plain.close()
+    short.close()
+
+
+# -- replicas
+
+
+def test_what_was_sent_twice_is_on_the_replicas_too(tmp_path):
+    """WAIT waits for the writes of its own connection, and the first one's is gone."""
+    primary = Redis(tcp=True)
+    replica = Redis("--replicaof", f"127.0.0.1 {primary.port}", "--repl-diskless-sync-delay", "0", tcp=True)
+    line = Line(tmp_path, primary.socket_path)
+    store = open_store(line.url, timeout=1, durability="process", wait_replicas=1)
+    try:
+        with redis.Redis.from_url(primary.url) as raw:
+            end = time.monotonic() + 20
+            while raw.info("replication").get("slave0", {}).get("state") != "online":
+                assert time.monotonic() < end
+                time.sleep(0.02)
+        Writer(store).save()
+        assert store.pin("task", 1, False)  # so that the server knows the script
+        os.kill(replica.pid, signal.SIGSTOP)
+        try:
+            line.lose(b"EVALSHA")
+            with pytest.raises(Unavailable, match="replicas"):
+                store.pin("task", 1, True)
+            assert line.lost == 1
+            line.lose(b"")
+        finally:
+            os.kill(replica.pid, signal.SIGCONT)
+        assert store.pin("task", 1, True)
+    finally:
+        store.close()
+        line.close()
+        replica.close()
+        primary.close()
+
+
+# -- closed
+
+
+def test_a_save_whose_answer_was_lost_as_the_store_was_closed_is_unknown(own, tmp_path):
+    line = Line(tmp_path, own.socket_path)
+    store = open_store(line.url, timeout=5, durability="process")
+    writer = Writer(store)
+    writer.save()
+    line.lose(b"EVALSHA")
+    commit = writer.commit()
+    answered = 0
+
+    def hook(name):
+        nonlocal answered
+        answered += name == "redis.send"
+        if answered == 1:
+            store._client.closed = True
+
+    _probe.hook = hook
+    try:
+        with pytest.raises(Unavailable) as caught:
+            store.commit(commit)
+    finally:
+        _probe.hook = None
+        store._client.closed = False
+        line.close()
+    assert caught.value.details == {"id": commit.id, "task": "task", "unknown": True}
+    store.close()
