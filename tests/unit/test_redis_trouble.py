@@ -11,6 +11,7 @@ from safepoint import _probe
 from safepoint.errors import StoreFull, Unavailable, UsageError
 from safepoint.rows import TaskPatch
 from safepoint.stores.redis import commit as commits
+from safepoint.stores.redis import sweep
 from safepoint.stores.redis.store import RedisStore
 from safepoint.stores.url import open_store
 from safepoint.testing.build import Writer, obj, tree
@@ -233,6 +234,82 @@ def test_what_was_sent_twice_is_on_the_replicas_too(tmp_path):
         line.close()
         replica.close()
         primary.close()
+
+
+# -- a server that has gone back
+
+
+def test_a_server_that_goes_back_behind_what_a_sweep_has_seen_loses_nothing():
+    """Not behind the sweep's own moment, which would be seen by that: a removal that it has met is undone."""
+    server = Redis(durable=True)
+    try:
+        store = open_store(server.safepoint_url, timeout=20)
+        writer = Writer(store)
+        for text in "abc":
+            writer.save(*tree(text))
+        key = store._client.keys.task("task")
+        with redis.Redis.from_url(server.url) as raw:
+            script, kept = store._client.script, []
+
+            def first(name, *args, **more):
+                if name == "sweep_scan" and not kept:
+                    kept.append(raw.dump(key))
+                    assert store.prune("task", [1], sweep=False).seqs == (1,)
+                return script(name, *args, **more)
+
+            def hook(name):
+                if name == "sweep.marked" and not failed:
+                    failed.append(name)
+                    server.restart()
+                    raw.restore(key, 0, kept[0], replace=True)
+
+            failed: list[str] = []
+            store._client.script = first
+            _probe.hook = hook
+            try:
+                store.prune("task", [])
+            finally:
+                _probe.hook = None
+        assert failed
+        found = store.read("task", seq=1)
+        assert found is not None
+        assert set(found[1]) == {o.name for o in tree("a")}
+        store.close()
+    finally:
+        server.close()
+
+
+def test_a_number_of_writes_that_comes_again_is_no_proof_that_rows_may_go(monkeypatch):
+    monkeypatch.setattr(sweep, "ROWS", 1)
+    server = Redis(durable=True)
+    try:
+        store = open_store(server.safepoint_url, timeout=20)
+        writer = Writer(store)
+        for text in "abcd":
+            writer.save(*tree(text))
+        key = store._client.keys.task("task")
+        kept, gone = [], []
+        with redis.Redis.from_url(server.url) as raw:
+
+            def drop(*args):
+                if not kept:
+                    kept.append(raw.dump(key))
+                elif not gone:
+                    # The first removal is undone, and somebody's branch makes as many writes as it did.
+                    gone.append(1)
+                    server.restart()
+                    raw.restore(key, 0, kept[0], replace=True)
+                    Writer(store, branch="side").save(row={"parent_seq": 2, "step": 0}, line=1)
+                return drop_rows(*args)
+
+            drop_rows = sweep._drop_rows
+            monkeypatch.setattr(sweep, "_drop_rows", drop)
+            assert 2 not in store.prune("task", [1, 2]).seqs
+        assert gone
+        assert store.read("task", seq=2) is not None
+        store.close()
+    finally:
+        server.close()
 
 
 # -- closed

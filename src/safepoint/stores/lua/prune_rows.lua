@@ -1,7 +1,8 @@
 -- Delete checkpoints with the calls and pauses that stand on them, after a look whether they may go still.
 -- KEYS: task, floor.
 -- ARGV: w, and token of that moment; the last call and pause that are known; fence of the live run that is known or '', and of one that is known to
--- be dead; how many lines have calls that are kept, and each with its step; then of each checkpoint: seq, field of its id, block and
+-- be dead; the server that answered w, or '' if it is that of the token's moment; how many lines have calls that are kept, and each with
+-- its step; then of each checkpoint: seq, field of its id, block and
 -- power of its bit; how many calls, and of each: number, version, block and power; how many pauses, and the same of each.
 local at = redis.call('HMGET', key, 'w', 'sweeps', 't:id', 'n', 'branches', 't:branch', 'f:fence', 'f:state', 'f:gone')
 if not at[3] or not string.find(at[2] or '', ';' .. ARGV[2], 1, true) then return {'another'} end
@@ -14,13 +15,14 @@ local function row(field, from, count)
   return found[1] and {unpack(found, 3, 2 + count)} or nil
 end
 
-local lines, next = {}, 8
-for _ = 1, tonumber(ARGV[7]) do
+local lines, next = {}, 9
+for _ = 1, tonumber(ARGV[8]) do
   lines[ARGV[next]] = tonumber(ARGV[next + 1])
   next = next + 2
 end
 
-local keep, same = {}, (at[1] or '') == ARGV[1] and '1' or '0'
+local here = server()
+local keep, same = {}, (at[1] or '') == ARGV[1] and (ARGV[7] == '' or ARGV[7] == here) and '1' or '0'
 if same == '0' then
   -- Something was written since: look at all that could need one of these now.
   if at[8] == 'held' and at[9] ~= '1' and at[7] ~= ARGV[5] and at[7] ~= ARGV[6] then return {'changed'} end
@@ -87,6 +89,6 @@ while next <= #ARGV do
 end
 for i = 1, #fields, 1000 do redis.call('HDEL', key, unpack(fields, i, math.min(i + 999, #fields))) end
 for _, bit in ipairs(bits) do redis.call('HINCRBY', key, bit[1], bit[2]) end
-if #seqs == 0 then return {'done', same, at[1] or '', 0, 0} end
+if #seqs == 0 then return {'done', same, here, at[1] or '', 0, 0} end
 redis.call('HINCRBY', key, 'count', -#seqs)
-return {'done', same, text(redis.call('HINCRBY', key, 'w', 1)), calls, bytes, unpack(seqs)}
+return {'done', same, here, text(redis.call('HINCRBY', key, 'w', 1)), calls, bytes, unpack(seqs)}

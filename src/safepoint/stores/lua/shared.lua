@@ -27,6 +27,12 @@ local function text(number)
   return string.format('%.0f', number)
 end
 
+-- Which server this is. After a restart or a failover it is another one, which may have gone back: what was seen on the last
+-- one need never have been there, and writes are counted up to the same numbers a second time.
+local function server()
+  return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)') or ''
+end
+
 -- The write counter, as it is after this write.
 local function next_write()
   return text(tonumber(get('w') or '0') + 1)

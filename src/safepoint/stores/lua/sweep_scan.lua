@@ -31,4 +31,4 @@ repeat
   -- Values come here whole, so few at a time where they are large.
   page = bytes - before > 65536 and 2 or math.min(page * 2, 32)
 until cursor == '0' or bytes > tonumber(ARGV[2]) or count >= 500
-return {string.match(redis.call('INFO', 'server'), 'run_id:(%x+)') or '', cursor, objects, bad, rows}
+return {server(), cursor, objects, bad, rows}

@@ -13,4 +13,4 @@ repeat
   -- Values come here whole, so few at a time where they are large.
   count = bytes - before > 65536 and 2 or math.min(count * 2, 32)
 until cursor == '0' or bytes > tonumber(ARGV[2]) or #found >= 1000
-return { string.match(redis.call('INFO', 'server'), 'run_id:(%x+)') or '', cursor, found }
+return { server(), cursor, found }

@@ -314,10 +314,10 @@ def _bit(kind: str, number: int) -> tuple[bytes, int]:
     return field, -power
 
 
-def _drop_rows(client: Client, task: str, found: _Found, w: bytes, batch: list[CheckpointRow]) -> Any:
+def _drop_rows(client: Client, task: str, found: _Found, w: bytes, server: bytes, batch: list[CheckpointRow]) -> Any:
     at = found.at
     args: list[Any] = [w, at.token, at.numbers.call, at.numbers.pause]
-    args += ["" if at.live is None else at.live, "" if at.dead is None else at.dead, len(found.begins)]
+    args += ["" if at.live is None else at.live, "" if at.dead is None else at.dead, server, len(found.begins)]
     for line, step in found.begins.items():
         args += [line, step]
     for row in batch:
@@ -347,9 +347,9 @@ def _pruning(
             calls = sum(len(found.calls.get(seq, ())) for seq in seqs)
             size = _rows_size(client, task, found)
             break
-        w, changed = at.w, False
+        w, server, changed = at.w, b"", False
         for batch in _batches(found):
-            state, *did = _drop_rows(client, task, found, w, batch)
+            state, *did = _drop_rows(client, task, found, w, server, batch)
             if state == b"damaged":
                 raise Damaged(
                     f"task {task!r} is damaged", f"{did[0]!r} cannot be read", "No more was deleted. See `safepoint verify`."
@@ -357,9 +357,9 @@ def _pruning(
             if changed := state != b"done":
                 break
             # Only where nobody else has written is the next batch spared the look at everything.
-            w = did[1] if did[0] == b"1" else w
-            calls, size = calls + did[2], size + did[3]
-            seqs += map(int, did[4:])
+            w, server = (did[2], did[1]) if did[0] == b"1" else (w, server)
+            calls, size = calls + did[3], size + did[4]
+            seqs += map(int, did[5:])
             _probe.at("sweep.rows")
             yield
         if not changed:
@@ -414,6 +414,8 @@ class _Mark:
         self._refs: dict[bytes, bytes] = {}
         self._origin: dict[bytes, bytes] = {}
         """Of each name that is reached, the field of a row that reaches it."""
+        self._server = b""
+        """Which one was looked at."""
         self._rows: set[bytes] = set()
         """Checkpoints and calls that have been seen to be there, and whose refs not yet."""
 
@@ -453,10 +455,10 @@ class _Mark:
                 todo.append(name)
 
     def _scan(self) -> Iterator[None]:
-        cursor, server = b"0", b""
+        cursor = b"0"
         while True:
             here, after, found, bad, rows = self.client.script("sweep_scan", self.client.keys.of(self.task), [cursor, BYTES])
-            if cursor != b"0" and here != server:
+            if cursor != b"0" and here != self._server:
                 # Restarted, or failed over, where another order holds: what was passed by may have been missed.
                 cursor = b"0"
                 self.garbage.clear()
@@ -470,7 +472,7 @@ class _Mark:
                 if refs:
                     self._refs[name] = refs
             self._rows.update(rows)
-            server, cursor = here, after
+            self._server, cursor = here, after
             yield
             if cursor == b"0":
                 return
@@ -525,9 +527,9 @@ class _Mark:
         )
 
     def delete(self) -> Generator[None, None, bool]:
-        """Delete the garbage, less what was sent since. False if this is another task by now, or was mended."""
+        """Delete the garbage, less what was sent since. False if this is another task or server by now, or it was mended."""
         for batch in self._batches():
-            args = [self.at.token, self.at.stamp, *batch]
+            args = [self.at.token, self.at.stamp, self._server, *batch]
             state, *did = self.client.write("sweep_objects", self.client.keys.of(self.task), args)
             if state != b"done":
                 return False
