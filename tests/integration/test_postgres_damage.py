@@ -17,6 +17,7 @@ from safepoint.model import Obj
 from safepoint.rows import BranchRow, CallRow, CheckpointRow, Lost, Numbers, TaskRow
 from safepoint.stores.base import Store
 from safepoint.stores.url import open_store
+from safepoint.testing.build import Writer
 from tests.integration.test_verify import made
 from tests.support import sweeping
 from tests.support.scale import SOAK
@@ -227,3 +228,24 @@ def test_what_repair_sets_aside_is_kept_as_it_was_found() -> None:
             assert not other.verify().ok, "the copy has the damage"
         with cp.connection() as conn:
             conn.execute(f'DROP SCHEMA "{schema}.before-repair-1" CASCADE')
+
+
+def test_a_text_that_is_no_utf8_is_damage(url: str) -> None:
+    store = open_store(url)
+    writer = Writer(store)
+    writer.save()
+    writer.call()
+    spoilt = {"sp_checkpoints": "label", "sp_calls": "tool", "sp_branches": "name", "sp_tasks": "agent"}
+    with psycopg.connect(url.rpartition("&")[0]) as conn:
+        # The server lets no such text in, but by a cast that looks at nothing.
+        conn.execute("CREATE CAST (bytea AS text) WITHOUT FUNCTION")
+        for table, column in spoilt.items():
+            conn.execute(f"UPDATE {schema_of(url)}.{table} SET {column} = '\\xff'::bytea::text")  # type: ignore[arg-type]
+        conn.execute("DROP CAST (bytea AS text)")
+    for read in (store.task, store.branches, store.headers, store.calls, lambda task: store.read(task, seq=1)):
+        with pytest.raises(Damaged):
+            read("task")
+    with pytest.raises(Damaged):
+        store.tasks()
+    assert list(store.unreadable("task", [1])) == [1]
+    store.close()

@@ -143,7 +143,7 @@ def test_who_may_not_create_can_use_what_is_set_up(url, side, postgres):
 
 
 def test_a_schema_may_have_any_name(url, side):
-    name = 'Ein "Schema" {x} ; -- \N{SNOWMAN}'
+    name = 'Ein "Schema" {x} $ \\ ; -- \N{SNOWMAN}'
     plain = url.rpartition("&schema=")[0]
     try:
         store = open_store(plain, schema=name)
@@ -159,7 +159,7 @@ def test_a_schema_may_have_any_name(url, side):
         side.execute(psycopg.sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(psycopg.sql.Identifier(name)))
 
 
-@pytest.mark.parametrize("name", ["", "a%b", "a\0", "x" * 64, "\N{SNOWMAN}" * 22])
+@pytest.mark.parametrize("name", ["", "a%b", "a\0", "x" * 64, "\N{SNOWMAN}" * 22, "it's", "a$$; DROP SCHEMA public; --"])
 def test_a_name_that_no_schema_can_have_is_refused(postgres, name):
     with pytest.raises(UsageError):
         PostgresStore(postgres.url, schema=name)
@@ -207,6 +207,18 @@ def test_no_password_is_shown(postgres):
         assert not [text for text in shown if "hush" in text], url
         if store is not None:
             store.close()
+
+
+def test_a_timeout_may_be_as_long_as_one_likes(url):
+    store = open_store(url, timeout=1e9, lease=1e9)
+    grant = store.acquire("task", b"me")
+    Writer(store, guard=grant.guard).save()
+    store.prune("task", [1])
+    store.release("task", grant)
+    store.close()
+    for option in ("timeout", "lease"):
+        with pytest.raises(UsageError, match="billion"):
+            open_store(url, **{option: 1e10})
 
 
 def test_a_login_that_is_refused_is_said_at_once(url):

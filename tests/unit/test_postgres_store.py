@@ -264,6 +264,12 @@ def test_names_that_no_task_can_have_are_not_found(store):
     assert store.headers("task", branch="\0") == []
     assert store.calls("\0") == ([], {})
     assert store.lease("\0") is None
+    assert (store.delete_task("\0"), store.pin("\0", 1, True), store.pin("task", 1, True, space="\0")) == (False, False, False)
+    assert not store.prune("\0", [1]).seqs
+    assert not store.prune("task", [1], space="\0").seqs
+    assert not list(store.pruning("\0", [1]))
+    assert (store.live_objects("\0"), store.unreadable("\0", [1]), list(store.walk("\0"))) == (0, {}, [])
+    assert store.place("\0", "checkpoint", 1) == "sp_checkpoints"
     assert [row.task for row in store.tasks(after="a\0b")] == ["task"]
     assert store.tasks(after="task\0") == []
 

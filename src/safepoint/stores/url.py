@@ -7,7 +7,6 @@ part of a message. In a path or name, ``%``, ``?`` and ``#`` are written as in a
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -27,6 +26,9 @@ __all__ = ["ENTRY_POINTS", "clocked", "open_store", "redact", "schemes", "split_
 
 ENTRY_POINTS = "safepoint.stores"
 """Group under which a package registers ``scheme = "module:callable"``; the callable takes (url, **options)."""
+
+BILLION = 1_000_000_000
+"""Seconds; more cannot be waited for, as clocks count them."""
 
 Options = dict[str, Any]
 
@@ -91,7 +93,7 @@ def redact(url: str) -> str:
 
 def _seconds(value: Any) -> float:
     seconds = float(value)
-    if isinstance(value, bool) or not math.isfinite(seconds) or seconds < 0:
+    if isinstance(value, bool) or not 0 <= seconds <= BILLION:
         raise ValueError
     return seconds
 
@@ -147,7 +149,7 @@ def _word(value: Any) -> str:
 
 Parser = tuple[Callable[[Any], Any], str]
 _COMMON: dict[str, Parser] = {
-    "timeout": (_seconds, "a number of seconds, zero or more"),
+    "timeout": (_seconds, "a number of seconds, zero or more, up to a billion"),
     "durability": (_durability, "full or process"),
 }
 
@@ -237,7 +239,7 @@ def clocked(where: object) -> bool:
 
 _LEASED: dict[str, Parser] = {
     **_COMMON,
-    "lease": (_lease, "a number of seconds, 1 or more"),
+    "lease": (_lease, "a number of seconds, 1 or more, up to a billion"),
     "pool": (_count, "a number of connections, 2 or more"),
 }
 _POSTGRES: dict[str, Parser] = {**_LEASED, "schema": (_word, "the name of a schema")}

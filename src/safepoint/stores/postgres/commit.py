@@ -23,7 +23,7 @@ from safepoint.rows import CallRow, Commit, Committed, Guard, Head, Numbers, Tas
 from safepoint.stores import holder as people
 from safepoint.stores import refusals
 from safepoint.stores.foreseen import Foreseen, Ready, ready
-from safepoint.stores.postgres.db import CommitFailed, Database, run
+from safepoint.stores.postgres.db import CommitFailed, Database, run, unknown
 from safepoint.stores.postgres.link import Link
 from safepoint.stores.postgres.read import Reads
 from safepoint.stores.postgres.rows import IDS, blobs, encoded, ints, texts
@@ -185,8 +185,12 @@ class Commits(Reads):
         for ask in commit.pauses:
             pause += ask.row.version == 0
             pause_nos.append(pause if ask.row.version == 0 else ask.row.no)
-        calls = {row.no: row for row in self.calls(commit.task, nos=call_nos, bodies=False)[0]} if call_nos else {}
-        pauses = {row.no: row for row in self.pauses(commit.task)} if pause_nos else {}
+        try:
+            calls = {row.no: row for row in self.calls(commit.task, nos=call_nos, bodies=False)[0]} if call_nos else {}
+            pauses = {row.no: row for row in self.pauses(commit.task)} if pause_nos else {}
+        except Unavailable as error:
+            # As it comes it would say that nothing was written.
+            raise unknown(error, {"id": commit.id, "task": commit.task}) from error
         return Committed(
             None,
             None,

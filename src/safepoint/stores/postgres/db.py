@@ -22,7 +22,7 @@ from urllib.parse import quote, unquote
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from safepoint.errors import SafepointError, Unavailable, UsageError
+from safepoint.errors import Damaged, SafepointError, Unavailable, UsageError
 from safepoint.stores.postgres import schema as schemas
 from safepoint.stores.postgres.errors import is_lost, may_pass, refused_login, translate
 from safepoint.stores.postgres.link import LateError, Link
@@ -30,13 +30,16 @@ from safepoint.stores.postgres.pool import Pool
 from safepoint.stores.postgres.rows import COLUMNS
 from safepoint.stores.url import redact
 
-__all__ = ["CommitFailed", "Database", "statements"]
+__all__ = ["CommitFailed", "Database", "run", "statements", "unknown"]
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
 
 FIRST = 0.6
 """The part of ``timeout`` that a first try gets: what is left is for asking again on another connection."""
+
+LONGEST = (1 << 31) - 1
+"""What PostgreSQL and libpq can count of anything."""
 
 LAST = 0.02
 """Seconds with which nothing can be begun any more."""
@@ -174,7 +177,7 @@ class Database:
         try:
             return self.repeat(once)
         except CommitFailed as failed:
-            raise _unknown(failed.cause, facts or {}) from failed
+            raise unknown(failed.cause, facts or {}) from failed
 
     def begin(self, link: Link, sync: bool, *, wait: bool = True) -> None:
         """Begin a transaction whose locks are waited for no longer than its answers."""
@@ -198,7 +201,7 @@ class Database:
     def patience(self, link: Link) -> int:
         """Milliseconds for which the server may wait for locks: a little less than we wait for its answer."""
         left = self.timeout if link.end is None else link.end - time.monotonic()
-        return max(1, int(left * 900))
+        return max(1, min(int(left * 900), LONGEST))
 
     def translate(self, error: psycopg.Error) -> SafepointError:
         return translate(error, self.url, self.schema)
@@ -233,6 +236,11 @@ class Database:
                 failure = _Failure(unsent.cause, unsent.may_pass, False, unsent.late)
             except psycopg.Error as error:
                 failure = _Failure(self.translate(error), may_pass(error), is_lost(error), isinstance(error, LateError))
+            except UnicodeDecodeError:
+                # The server lets no such text in.
+                raise Damaged(
+                    "a text in the store is damaged", "it is no UTF-8", "See what is left with safepoint verify."
+                ) from None
             part = 1.0
             # A last try in the little time that is left tells nothing, and the one before it may have.
             told = failure.error if told is None or not failure.late else told
@@ -240,7 +248,7 @@ class Database:
             pause = min(pause * 2, 0.5)
             left = end - time.monotonic()
             if not failure.may_pass or left < LAST:
-                raise _unknown(told, facts) if sent and facts is not None else told
+                raise unknown(told, facts) if sent and facts is not None else told
             time.sleep(min(pause * random.uniform(0.5, 1.0), left / 2))
 
     @contextmanager
@@ -339,8 +347,8 @@ class Database:
     def _own_parameters(self, end: float) -> dict[str, Any]:
         given = conninfo_to_dict(self._info)
         mine: dict[str, Any] = {
-            "connect_timeout": max(2, math.ceil(end - time.monotonic())),
-            "tcp_user_timeout": max(1000, int(self.timeout * 1000)),
+            "connect_timeout": max(2, min(math.ceil(end - time.monotonic()), LONGEST)),
+            "tcp_user_timeout": max(1000, min(int(self.timeout * 1000), LONGEST)),
             "keepalives": 1,
             "keepalives_idle": 30,
             "keepalives_interval": 5,
@@ -371,7 +379,7 @@ def run(link: Link, statement: str, values: Sequence[Any] = ()) -> list[Row]:
     return cursor.fetchall() if cursor.description else []
 
 
-def _unknown(error: SafepointError, facts: Mapping[str, Any]) -> Unavailable:
+def unknown(error: SafepointError, facts: Mapping[str, Any]) -> Unavailable:
     what = f"whether the last write to task {facts['task']!r} landed is not known" if "task" in facts else error.what
     remedy = "Read the task again once the store answers." if "task" in facts else "Do it again."
     if facts.get("id"):

@@ -48,8 +48,11 @@ class PostgresStore(Leases, Commits, Removals, Whole, Store):
     ) -> None:
         if durability not in {"full", "process"}:
             raise UsageError(f"durability={durability!r} is unknown", "", "Use 'full' or 'process'.")
-        if not schema or "%" in schema or "\0" in schema or len(schema.encode()) > 63:
-            raise UsageError(f"schema={schema!r} is no name", "it has 1 to 63 bytes, and no % in it", "Use another one.")
+        # It stands in texts, in the bodies of functions and in statements that have parameters, where these would end something.
+        if not schema or any(part in schema for part in ("%", "'", "$$", "\0")) or len(schema.encode()) > 63:
+            raise UsageError(
+                f"schema={schema!r} is no name", "it has 1 to 63 bytes, and no %, ' or $$ in it", "Use another one."
+            )
         self._db = Database(url, own=OPTIONS, timeout=timeout, pool=pool, schema=schema, sync=durability == "full")
         self.url = self._db.url
         self.timeout = timeout

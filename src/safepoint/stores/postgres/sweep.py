@@ -21,6 +21,7 @@ from safepoint.rows import CheckpointRow, Pruned
 from safepoint.stores import holder as people
 from safepoint.stores.postgres import bigsweep, rows
 from safepoint.stores.postgres.needed import Tries, asked, needed, plain, prunable, rows_of, table_of
+from safepoint.stores.postgres.read import possible
 from safepoint.stores.renewing import is_dead
 from safepoint.stores.sound import Flaw, find, wrong
 
@@ -55,7 +56,7 @@ class Removals:
 
     def prune(self, task: str, seqs: Iterable[int], *, space: str = "", dry_run: bool = False, sweep: bool = True) -> Pruned:
         db, wanted = self._db, prunable(seqs)
-        n, large = _amount(db, task)
+        n, large = _amount(db, task, space)
         if n is None:
             return Pruned((), 0, 0, 0)
         if large:
@@ -64,7 +65,7 @@ class Removals:
 
     def pruning(self, task: str, seqs: Iterable[int], *, space: str = "", sweep: bool = True) -> Iterator[None]:
         db, wanted = self._db, prunable(seqs)
-        n, large = _amount(db, task)
+        n, large = _amount(db, task, space)
         if n is not None and large:
             yield from bigsweep.pruning(db, task, n, wanted, space, dry_run=False, sweep=sweep)
         elif n is not None:
@@ -72,11 +73,11 @@ class Removals:
             yield
 
     def live_objects(self, task: str) -> int:
-        return int(asked(self._db, "live_objects", task=task, most=COUNTED)[0][0])
+        return int(asked(self._db, "live_objects", task=task, most=COUNTED)[0][0]) if possible(task) else 0
 
     def unreadable(self, task: str, seqs: Iterable[int], *, space: str = "", sound: set[bytes] | None = None) -> dict[int, str]:
         db = self._db
-        found = asked(db, "number", task=task)
+        found = asked(db, "number", task=task) if possible(task) else []
         if not found:
             return {}
         n = int(found[0][0])
@@ -93,7 +94,7 @@ class Removals:
         return {seq: flaw.why for seq, flaw in bad.items() if seq in there and (flaw.name is None or flaw.name in lost)}
 
     def pin(self, task: str, seq: int, pinned: bool, *, space: str = "") -> bool:
-        if not prunable([seq]):
+        if not prunable([seq]) or not possible(task, space):
             return False
 
         def write(link: Link) -> bool:
@@ -107,6 +108,8 @@ class Removals:
     def delete_task(self, task: str) -> bool:
         db = self._db
         n, large = _amount(db, task)
+        if n is None:
+            return False
         tries = Tries()
 
         def write(link: Link) -> bool:
@@ -149,8 +152,11 @@ def refuse_if_held(db: Database, link: Link, task: str, n: int) -> int:
     return 0
 
 
-def _amount(db: Database, task: str) -> tuple[int | None, bool]:
-    """A task's number, and whether there is too much of it for one transaction."""
+def _amount(db: Database, task: str, space: str = "") -> tuple[int | None, bool]:
+    """A task's number, if there may be such a task and space, and whether there is too much of it for one transaction."""
+    if not possible(task, space):
+        db.refuse_closed()
+        return None, False
     try:
         found = asked(db, "amount", task=task, most=LARGE + 1)
     except Damaged:

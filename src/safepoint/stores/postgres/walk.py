@@ -15,6 +15,7 @@ from safepoint.model import Obj
 from safepoint.rows import CallRow, CheckpointRow, Lost, Numbers, Part, PauseRow, TaskRow, fitting
 from safepoint.stores.postgres import rows
 from safepoint.stores.postgres.needed import BY_INDEX
+from safepoint.stores.postgres.read import possible
 
 if TYPE_CHECKING:
     from safepoint.stores.postgres.db import Database
@@ -59,18 +60,13 @@ def rows_of(db: Database, link: Link, statement: str, /, **values: Any) -> list[
 
 def asked(db: Database, statement: str, /, **values: Any) -> list[Any]:
     """As a transaction of its own, for one that only reads."""
-    try:
-        return db.repeat(lambda link: rows_of(db, link, statement, **values))
-    except UnicodeDecodeError:
-        raise _no_utf8() from None
-
-
-def _no_utf8() -> Damaged:
-    return Damaged("a text in the store is damaged", "it is no UTF-8", "See what is left with safepoint verify.")
+    return db.repeat(lambda link: rows_of(db, link, statement, **values))
 
 
 def walk(db: Database, shown: Callable[[str], TaskRow | None], task: str) -> Iterator[Part]:
     """``shown`` gives the row of a task as it is listed."""
+    if not possible(task):
+        return
     try:
         found = asked(db, "numbers", task=task)
     except Damaged as error:
@@ -286,10 +282,7 @@ def _page(db: Database, statement: str, /, **values: Any) -> list[Any]:
         link.execute(BY_INDEX)
         return rows_of(db, link, statement, **values)
 
-    try:
-        return db.read(read)
-    except UnicodeDecodeError:
-        raise _no_utf8() from None
+    return db.read(read)
 
 
 def _next_page(page: int, found: list[Any]) -> int:
@@ -354,7 +347,7 @@ def walk_tasks(db: Database) -> Iterator[str | Lost]:
 
 def place(db: Database, task: str, kind: str, key: Any) -> str:
     try:
-        found = asked(db, "numbers", task=task)
+        found = asked(db, "numbers", task=task) if possible(task) else []
     except Damaged:
         found = []
     if not found:

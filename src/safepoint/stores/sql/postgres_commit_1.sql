@@ -153,7 +153,9 @@ BEGIN
         END IF;
         IF i[18] IS NOT NULL THEN
             PERFORM FROM {s}.sp_stages x WHERE x.k = i[18] FOR UPDATE;
-            IF NOT FOUND OR coalesce(t.n, i[19]) <> i[19] OR coalesce(t.sweeps, 0) <> i[20] THEN
+            -- -1: there was no task then, and with such a number none but this makes one. A task that was there and is gone has taken
+            -- with it what was staged, or will.
+            IF NOT FOUND OR (t.n IS NULL AND i[20] >= 0) OR t.n <> i[19] OR t.sweeps <> greatest(i[20], 0) THEN
                 RETURN 'unstaged'::text || last;
             END IF;
         END IF;
@@ -321,7 +323,7 @@ BEGIN
     ON CONFLICT (task, name) DO UPDATE SET refs = excluded.refs, data = excluded.data
     WHERE o.data <> excluded.data OR o.refs <> excluded.refs;
     answer := 'done';
-    numbers := ARRAY[p_k, p_n, coalesce(t.sweeps, 0)];
+    numbers := ARRAY[p_k, p_n, coalesce(t.sweeps, -1)];
 END $$;
 
 -- Take the lease. token: drawn before the first try; a request that is repeated finds its own. dead: token of a holder that is

@@ -1,0 +1,69 @@
+"""What has become of a commit to PostgreSQL is told as it is, whoever comes in between."""
+
+import pytest
+
+from safepoint.errors import Unavailable
+from safepoint.model import new_id
+from safepoint.rows import CallWrite, Commit
+from safepoint.stores.postgres import commit as commits
+from safepoint.stores.postgres import sweep
+from safepoint.stores.url import open_store
+from safepoint.testing.build import Writer, call_row, obj, tree
+from tests.support.proxy import Proxy
+from tests.support.servers import fresh_postgres_url
+
+
+def test_a_commit_that_landed_and_whose_rows_cannot_be_read_is_not_told_as_one_that_was_never_sent(postgres, monkeypatch):
+    url = fresh_postgres_url()
+    with Proxy(postgres.socket_path, "postgres") as proxy:
+        store = open_store(f"{proxy.postgres_url}?schema={url.rpartition('schema=')[2]}", timeout=1)
+        writer = Writer(store)
+        writer.save()
+        commit = Commit(task="task", id=new_id(), calls=(CallWrite(call_row(1), "began"),))
+        read = store.calls
+
+        def silent(*args, **given):
+            proxy.hold()
+            return read(*args, **given)
+
+        monkeypatch.setattr(store, "calls", silent)
+        proxy.rewind()
+        proxy.arm("cut", "up", lambda message: b"sp_commit_1" in message.data, "answer")
+        with pytest.raises(Unavailable) as caught:
+            store.commit(commit)
+        assert proxy.fired
+        assert caught.value.details == {"id": commit.id, "task": "task", "unknown": True}
+        monkeypatch.undo()
+        proxy.heal()
+        again = store.commit(commit)
+        assert (again.existed, [call.no for call in again.calls]) == (True, [1])
+        store.close()
+
+
+def test_a_big_save_whose_task_is_deleted_meanwhile_sends_all_again(monkeypatch):
+    url = fresh_postgres_url()
+    store = open_store(url)
+    monkeypatch.setattr(commits, "BATCH", 10_000)
+    monkeypatch.setattr(sweep, "LARGE", 1)
+    monkeypatch.setattr(sweep, "clear_up", lambda db: None)
+    Writer(store).save(*tree("a"))
+    other = open_store(url)
+    begun = []
+
+    def staged(link, statement, values=()):
+        if "sp_stage_1" not in statement or begun:
+            return run(link, statement, values)
+        link.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+        begun.extend(run(link, statement, values))  # has seen the task, and is not seen yet
+        assert other.delete_task("task")
+        link.execute("COMMIT")
+        monkeypatch.undo()
+        sweep.clear_up(other._db)
+        return begun
+
+    run = commits.run
+    monkeypatch.setattr(commits, "run", staged)
+    Writer(store, space="x").save(*[obj(b"%03d" % i * 400) for i in range(30)])
+    assert len(store.read("task", space="x")[1]) == 30
+    other.close()
+    store.close()
