@@ -89,7 +89,9 @@ class Renewals:
     def _start_over(self) -> None:
         self._mine: dict[str, Claim] = {}
         self._left: list[Claim] = []
-        self._wake = threading.Condition()
+        # Entered by itself and not by the condition, whose own ``with`` is Python code: Ctrl-C in its middle would leave it locked.
+        self._lock = threading.RLock()
+        self._wake = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._stopped = False
         self._silent = False
@@ -110,9 +112,10 @@ class Renewals:
         claim = Claim(task, guard, sent_at + self.lease)
         with _claims_lock:
             _claims[guard.token] = claim
-        with self._wake:
+        with self._lock:
             self._mine[guard.token] = claim
-            if self._thread is None and not self._stopped:
+            # (Ctrl-C may have come before it was started.)
+            if (self._thread is None or not self._thread.is_alive()) and not self._stopped:
                 self._thread = threading.Thread(target=_beat, args=(weakref.ref(self),), name="safepoint-leases", daemon=True)
                 self._thread.start()
             self._wake.notify()
@@ -120,17 +123,23 @@ class Renewals:
 
     def let_go(self, claim: Claim, *, silently: bool = False) -> None:
         """A lease was released; or ``silently``, when its row still says held, and is told later that nobody is behind it."""
-        with _claims_lock:
-            _claims.pop(claim.guard.token, None)
-        with self._wake:
+        # In this order, for Ctrl-C in its middle: one that is not renewed ends by itself.
+        with self._lock:
             known = self._mine.pop(claim.guard.token, None) is not None
             if silently and known and not claim.lost and claim.pid == os.getpid():
                 self._left.append(claim)
                 self._wake.notify()
+        with _claims_lock:
+            _claims.pop(claim.guard.token, None)
+
+    def interrupted(self, token: str) -> None:
+        """Whoever asked for a lease with this token will not hear of it: if it was granted, nobody has it."""
+        if (claim := self._mine.get(token)) is not None:
+            self.let_go(claim, silently=True)
 
     def lose(self, task: str, token: str) -> None:
         """Another holder was seen: whoever of this store has another token for the task has lost it."""
-        with self._wake:
+        with self._lock:
             for claim in self._mine.values():
                 if claim.task == task and claim.guard.token != token:
                     claim.lost = True
@@ -144,7 +153,7 @@ class Renewals:
 
     def stop(self) -> list[Claim]:
         """End the thread. Returns the claims that were held: they are to be forsaken by the caller, who still has a connection."""
-        with self._wake:
+        with self._lock:
             self._stopped = True
             left = [*self._mine.values(), *self._left]
             self._mine, self._left = {}, []
@@ -161,7 +170,7 @@ class Renewals:
 
     def _rest(self, seconds: float) -> bool:
         """Wait for the next beat, or for something to say. False: there is nothing more to do."""
-        with self._wake:
+        with self._lock:
             if not self._left and not self._stopped:
                 self._wake.wait(seconds)
             if self._stopped or not (self._mine or self._left):
@@ -170,7 +179,7 @@ class Renewals:
             return True
 
     def _say_goodbyes(self) -> None:
-        with self._wake:
+        with self._lock:
             left, self._left = self._left, []
         forsake = self._forsake()
         if left and forsake is not None:
@@ -181,7 +190,7 @@ class Renewals:
 
     def _renew_all(self) -> bool:
         """One beat; False if nobody answered."""
-        with self._wake:
+        with self._lock:
             mine = [claim for claim in self._mine.values() if not claim.lost]
         renew = self._renew()
         if not mine or renew is None:
@@ -201,7 +210,7 @@ class Renewals:
             if claim.guard.token in held:
                 claim.until = max(claim.until, sent_at + self.lease)
             else:
-                with self._wake:
+                with self._lock:
                     known = self._mine.get(claim.guard.token) is claim
                     claim.lost = True
                 if known:  # else it was released meanwhile

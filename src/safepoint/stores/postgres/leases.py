@@ -43,13 +43,17 @@ class Leases:
     def acquire(self, task: str, holder: bytes, *, steal: bool = False) -> Grant:
         check_id(task)
         token = secrets.token_hex(16)
-        with asking(token):
-            sent_at, fence, presumed, previous = self._take(task, token, holder, steal)
-            _probe.at("acquire.after")
-            guard = Guard(fence, token)
-            # If it was this store's until now, that run must not act any more.
-            self._renewals.lose(task, token)
-            return Grant(guard, previous, presumed, self._renewals.claim(task, guard, sent_at))
+        try:
+            with asking(token):
+                sent_at, fence, presumed, previous = self._take(task, token, holder, steal)
+                _probe.at("acquire.after")
+                guard = Guard(fence, token)
+                # If it was this store's until now, that run must not act any more.
+                self._renewals.lose(task, token)
+                return Grant(guard, previous, presumed, self._renewals.claim(task, guard, sent_at))
+        except BaseException:
+            self._renewals.interrupted(token)
+            raise
 
     def _take(self, task: str, token: str, holder: bytes, steal: bool) -> tuple[float, int, int, str]:
         """Ask until the lease is ours or somebody is in the way. When it was asked for; fence, presumed, previous."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import select
 import time
+import weakref
 from collections.abc import Generator
+from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
@@ -50,7 +52,7 @@ class Link(psycopg.Connection[tuple[Any, ...]]):
         self.owner = os.getpid()
         self._poll: Any = None
         self.cursor_factory = _Cursor
-        self.add_notice_handler(self._noticed)
+        self.add_notice_handler(partial(_noticed, weakref.ref(self)))
 
     def wait(self, gen: Generator[Any, Any, T], *args: Any, **kwargs: Any) -> T:
         if os.getpid() != self.owner:
@@ -69,8 +71,9 @@ class Link(psycopg.Connection[tuple[Any, ...]]):
             raise
 
     def __del__(self, *args: Any) -> None:
-        if self.__dict__.get("owner") == os.getpid():  # psycopg's warning is not for what a forked child has inherited
-            super().__del__(*args)
+        # Without psycopg's warning: it is not for what a forked child has inherited, nor for what an interrupt left to nobody.
+        if self.__dict__.get("owner") == os.getpid():
+            self.pgconn.finish()
 
     def is_quiet(self) -> bool:
         """Whether nothing has come in that nobody asked for: an idle connection is told of the server's end."""
@@ -90,10 +93,6 @@ class Link(psycopg.Connection[tuple[Any, ...]]):
         """Close it, whatever it is in the middle of."""
         self.lent = False
         self.pgconn.finish()
-
-    def _noticed(self, diagnostic: Any) -> None:
-        if diagnostic.sqlstate == "25001":
-            self.begun_again = True
 
     # -- what a tool may not
 
@@ -120,6 +119,12 @@ class Link(psycopg.Connection[tuple[Any, ...]]):
     def set_autocommit(self, value: bool) -> None:
         self._refuse("set_autocommit()")
         super().set_autocommit(value)
+
+
+def _noticed(ref: weakref.ref[Link], diagnostic: Any) -> None:
+    # Weakly: a connection that nobody has any more is closed at once, and not when the garbage collector gets to it.
+    if diagnostic.sqlstate == "25001" and (link := ref()) is not None:
+        link.begun_again = True
 
 
 class _Cursor(psycopg.Cursor[tuple[Any, ...]]):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +22,15 @@ __all__ = ["Pool"]
 IDLE = 240.0
 """Seconds after which an unused connection is not trusted any more: firewalls forget them without a word."""
 
+LOOK = 0.1
+"""Seconds between two looks for a free place: one that is collected tells nobody."""
+
 _inherited: list[Link] = []
 """Links of the parent, kept for good: ending one of them in this process would end it for the parent too."""
+
+
+class _Place:
+    """Somebody is opening a connection."""
 
 
 class Pool:
@@ -36,64 +44,74 @@ class Pool:
         each_at_fork(self)
 
     def _start_over(self) -> None:
-        self._free = threading.Condition()
+        # Entered by itself and not by the condition, whose own ``with`` is Python code: Ctrl-C in its middle would leave it locked.
+        self._lock = threading.RLock()
+        self._free = threading.Condition(self._lock)
         self._idle: list[Link] = []
-        self._all: set[Link] = set()
-        self._count = 0
+        # Weakly: what an interrupt made nobody give back, nobody has. It is closed when it is collected, and its place is free.
+        self._lent: weakref.WeakSet[Link] = weakref.WeakSet()
+        self._opening: weakref.WeakSet[_Place] = weakref.WeakSet()
 
     def after_fork(self) -> None:
-        links = list(self._all)
+        links = [*self._idle, *self._lent]
         self._start_over()
         forget(links)
 
+    def _full(self) -> bool:
+        if len(self._idle) + len(self._lent) + len(self._opening) < self.size:
+            return False
+        # Counted one by one: an interrupt may have come when a set was told of an end.
+        return len(self._idle) + len(list(self._lent)) + len(list(self._opening)) >= self.size
+
     def take(self, end: float) -> Link:
-        with self._free:
+        with self._lock:
             while True:
                 if self.closed:
                     raise _closed()
                 if self._idle:
                     link = self._idle.pop()
                     if self._is_usable(link):
+                        self._lent.add(link)
                         return link
-                    self._discard(link)
+                    link.drop()
                     continue
-                if self._count < self.size:
-                    self._count += 1
+                if not self._full():
+                    place = _Place()
+                    self._opening.add(place)
                     break
-                left = end - time.monotonic()
-                if left <= 0 or not self._free.wait(left):
-                    if self._idle or self._count < self.size:
-                        continue
+                if (left := end - time.monotonic()) <= 0:
                     raise Unavailable(
                         f"all {self.size} connections of this store are in use",
                         "none became free in time",
                         "Open it with a larger pool=, or use fewer threads.",
                     )
+                self._free.wait(min(left, LOOK))
         try:
             link = self._connect(end)
-        except BaseException:
-            with self._free:
-                self._count -= 1
+            with self._lock:
+                if self.closed:
+                    link.drop()
+                    raise _closed()
+                self._lent.add(link)
+            return link
+        finally:
+            with self._lock:
+                self._opening.discard(place)
                 self._free.notify()
-            raise
-        with self._free:
-            self._all.add(link)
-            if self.closed:
-                self._discard(link)
-                raise _closed()
-        return link
 
     def give(self, link: Link) -> None:
         """Take it back; it is closed if it is in the middle of something."""
         if link.owner != os.getpid():
             return  # a forked child in the middle of its parent's call
         link.lent = False
-        with self._free:
-            if link in self._all and link.idle and not self.closed:
+        with self._lock:
+            mine = link in self._lent
+            self._lent.discard(link)
+            if mine and link.idle and not self.closed:
                 link.used = time.monotonic()
                 self._idle.append(link)
             else:
-                self._discard(link)
+                link.drop()
             self._free.notify()
 
     def _is_usable(self, link: Link) -> bool:
@@ -102,18 +120,12 @@ class Pool:
         except OSError:
             return False
 
-    def _discard(self, link: Link) -> None:
-        if link in self._all:
-            self._all.discard(link)
-            self._count -= 1
-        link.drop()
-
     def close(self) -> None:
         """For good. Those that are in use are closed when they come back."""
-        with self._free:
+        with self._lock:
             self.closed = True
             while self._idle:
-                self._discard(self._idle.pop())
+                self._idle.pop().drop()
             self._free.notify_all()
 
     def __del__(self) -> None:

@@ -32,8 +32,12 @@ class Leases:
     def acquire(self, task: str, holder: bytes, *, steal: bool = False) -> Grant:
         check_id(task)
         token = secrets.token_hex(16)
-        with asking(token):
-            return self._acquire(task, holder, token, steal)
+        try:
+            with asking(token):
+                return self._acquire(task, holder, token, steal)
+        except BaseException:
+            self._renewals.interrupted(token)
+            raise
 
     def _acquire(self, task: str, holder: bytes, token: str, steal: bool) -> Grant:
         client = self._client

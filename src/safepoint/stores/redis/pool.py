@@ -32,16 +32,31 @@ class Lost(Exception):
     """The request was sent, at least in part, and there is no answer; the cause tells why."""
 
 
+class _Loan:
+    """A connection while somebody has it. Apart from redis-py's own object, which refers to itself and would be collected late."""
+
+    __slots__ = ("__weakref__", "connection")
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
+    def __del__(self) -> None:
+        if self.connection is not None:
+            self.connection.disconnect()
+
+
 class Pool:
     """At most ``most`` connections that ``make`` makes."""
 
     def __init__(self, make: Callable[[], Any], most: int) -> None:
         self._make = make
         self._most = most
-        self._free = threading.Condition()
+        # Entered by itself and not by the condition, whose own ``with`` is Python code: Ctrl-C in its middle would leave it locked.
+        self._lock = threading.RLock()
+        self._free = threading.Condition(self._lock)
         self._idle: list[Any] = []
         # Weakly: what an interrupt made nobody give back, nobody has, and its place is free.
-        self._lent: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._lent: weakref.WeakSet[_Loan] = weakref.WeakSet()
         self._closed = False
 
     def exchange(self, commands: Sequence[Sequence[Any]], deadline: float) -> list[Any]:
@@ -51,7 +66,8 @@ class Pool:
             Unsent, Lost: see there.
         """
         pieces = packed(commands)
-        connection = self._take(deadline)
+        loan = self._take(deadline)
+        connection = loan.connection
         clean = False
         try:
             self._connect(connection, deadline)
@@ -69,7 +85,7 @@ class Pool:
             # Also after Ctrl-C: an answer that is still to come would be taken for that of the next request.
             if not clean:
                 connection.disconnect()
-            self._give(connection)
+            self._give(loan)
 
     def _connect(self, connection: Any, deadline: float) -> None:
         connection.socket_connect_timeout = connection.socket_timeout = left(deadline)
@@ -80,22 +96,27 @@ class Pool:
         except (RedisError, OSError) as error:
             raise Unsent from error
 
-    def _take(self, deadline: float) -> Any:
-        with self._free:
+    def _take(self, deadline: float) -> _Loan:
+        with self._lock:
             while True:
                 if self._closed:
                     raise Unsent("it was closed meanwhile")
-                connection = self._idle.pop() if self._idle else self._make() if len(self._lent) < self._most else None
-                if connection is not None:
-                    self._lent.add(connection)
-                    return connection
+                if self._idle or not self._full():
+                    loan = _Loan(self._idle.pop() if self._idle else self._make())
+                    self._lent.add(loan)
+                    return loan
                 if (rest := deadline - time.monotonic()) <= 0:
                     raise Exhausted(f"all {self._most} connections are in use")
                 self._free.wait(min(rest, 0.1))
 
-    def _give(self, connection: Any) -> None:
-        with self._free:
-            self._lent.discard(connection)
+    def _full(self) -> bool:
+        # Counted one by one: an interrupt may have come when the set was told of an end.
+        return len(self._lent) >= self._most and len(list(self._lent)) >= self._most
+
+    def _give(self, loan: _Loan) -> None:
+        with self._lock:
+            self._lent.discard(loan)
+            connection, loan.connection = loan.connection, None
             if self._closed:
                 connection.disconnect()
             else:
@@ -104,13 +125,13 @@ class Pool:
 
     def forget(self) -> None:
         """Close what is idle: the server is another one by now, or was started again."""
-        with self._free:
+        with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.disconnect()
 
     def close(self) -> None:
-        with self._free:
+        with self._lock:
             self._closed = True
             self._free.notify_all()
         self.forget()
