@@ -8,6 +8,7 @@ from safepoint import recovering
 from safepoint.checking import check_number
 from safepoint.codec import states
 from safepoint.errors import Conflict, Damaged, NotFound, SafepointError, UsageError
+from safepoint.holding import give_back
 from safepoint.model import Call, Checkpoint, State, check_id, from_us, now, to_us
 from safepoint.restoring import Wish
 from safepoint.restoring import anew as begun_anew
@@ -231,7 +232,7 @@ class BranchVerbs:
             recovering.log.info("rewound %s to %d: %s@%d on branch %s", task_id, seq, task_id, new.seq, new.branch)
             return self._header(task_id, new)
         finally:
-            self.store.release(task_id, grant, TaskPatch(status=status or _as_before(before)))
+            give_back(self.store, task_id, grant, TaskPatch(status=status or _as_before(before)))
 
     def fork(
         self, task_id: str, seq: int | None = None, *, name: str | None = None, journal: Journal = "inherit"

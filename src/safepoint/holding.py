@@ -10,13 +10,23 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from safepoint.errors import NotFound, SafepointError
 from safepoint.model import State, check_id, from_us, now, to_us
-from safepoint.rows import LeaseRow, TaskPatch, TaskRow
+from safepoint.rows import Grant, LeaseRow, TaskPatch, TaskRow
 from safepoint.stores import holder
 from safepoint.stores.base import Store
 
-__all__ = ["HoldingVerbs", "Lease"]
+__all__ = ["HoldingVerbs", "Lease", "give_back"]
 
 log = logging.getLogger("safepoint")
+
+
+def give_back(store: Store, task_id: str, grant: Grant, patch: TaskPatch | None) -> None:
+    """Release, for verbs that hold a task for a moment."""
+    try:
+        store.release(task_id, grant, patch)
+    except BaseException:
+        # Nobody is left who could release it: else it would be held, and renewed, for as long as this process lives.
+        store.abandon(task_id, grant)
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +114,7 @@ class HoldingVerbs:
                 status = self._ended(task_id, before)
         finally:
             reason = f"taken from {who} by force" if taken else ""
-            store.release(task_id, grant, TaskPatch(status=status, reason=reason))
+            give_back(store, task_id, grant, TaskPatch(status=status, reason=reason))
         if not taken:
             return None
         log.warning("task %s was taken from %s by force (fence %d)", task_id, who, lease.fence)

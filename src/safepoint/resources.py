@@ -17,6 +17,7 @@ from safepoint.codec import MAX_DEPTH, Resource, values
 from safepoint.codec.classes import inside
 from safepoint.codec.kinds import key_text
 from safepoint.errors import CallFailed, LeaseHeld, NotFound, RefusedType, RunEnded, SafepointError, UsageError
+from safepoint.holding import give_back
 from safepoint.model import a_type, check_id
 from safepoint.rows import TaskPatch
 from safepoint.script import Exec, Io, LoopThread, Script, perform
@@ -322,7 +323,7 @@ class ResourceVerbs:
         finally:
             loop.close()
             # As it was: it may yet turn out that it cannot be deleted.
-            self.store.release(task_id, grant, None if before is None else TaskPatch(status=before.status))
+            give_back(self.store, task_id, grant, None if before is None else TaskPatch(status=before.status))
 
 
 def _called(hook: Tool[Any, Any], r: Resource, task: str, loop: LoopThread) -> None:
