@@ -710,7 +710,10 @@ def test_check_says_where_the_store_lives(cp):
     findings = cp.check()
     assert findings
     assert all(f.level in {"ok", "warning", "error"} and f.text for f in findings)
-    assert not any(f.level == "error" for f in findings)
+    # The tests' PostgreSQL cannot survive a loss of power, and is told off for it.
+    assert [
+        f.text for f in findings if f.level == "error" and not f.text.startswith(("fsync is off", "full_page_writes is off"))
+    ] == []
 
 
 def test_only_sql_stores_lend_a_connection(cp):
