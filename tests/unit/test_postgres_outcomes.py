@@ -1,14 +1,18 @@
 """What has become of a commit to PostgreSQL is told as it is, whoever comes in between."""
 
+import psycopg
 import pytest
 
+from safepoint import _probe
 from safepoint.errors import Unavailable
 from safepoint.model import new_id
 from safepoint.rows import CallWrite, Commit
+from safepoint.stores import whole
 from safepoint.stores.postgres import commit as commits
 from safepoint.stores.postgres import sweep
 from safepoint.stores.url import open_store
 from safepoint.testing.build import Writer, call_row, obj, tree
+from tests.support import sweeping
 from tests.support.proxy import Proxy
 from tests.support.servers import fresh_postgres_url
 
@@ -67,3 +71,52 @@ def test_a_big_save_whose_task_is_deleted_meanwhile_sends_all_again(monkeypatch)
     assert len(store.read("task", space="x")[1]) == 30
     other.close()
     store.close()
+
+
+def test_a_task_that_is_begun_anew_is_not_pruned_by_numbers_of_the_old_one(monkeypatch):
+    store = open_store(fresh_postgres_url())
+    writer = Writer(store)
+    for i in range(3):
+        writer.save(obj(b"%d" % i))
+    amount = sweep._amount
+
+    def anew(*args):
+        found = amount(*args)
+        monkeypatch.undo()
+        assert store.delete_task("task")
+        writer = Writer(store)
+        for i in range(3):
+            writer.save(obj(b"anew %d" % i))
+        return found
+
+    monkeypatch.setattr(sweep, "_amount", anew)
+    assert store.prune("task", [1, 2]).seqs == ()
+    assert [row.seq for row in store.headers("task")] == [3, 2, 1]
+    assert store.prune("task", [1, 2]).seqs == (1, 2)
+    store.close()
+
+
+def test_a_lease_whose_task_is_worked_on_for_long_does_not_keep_others_from_being_renewed(monkeypatch, postgres):
+    url = fresh_postgres_url()
+    store, other = open_store(url, lease=6), open_store(url)
+    image = whole.sealed(sweeping.long_task(5, task="task"))
+    assert other.write_task(image)
+    grants = [store.acquire(task, b"me") for task in ("task", "second")]
+    with psycopg.connect(postgres.url, autocommit=True) as side:
+        side.execute(
+            f"UPDATE {store._db.quoted}.sp_leases SET until = '-infinity', process = 'somebody elsewhere' WHERE token = %s",
+            (grants[0].guard.token,),
+        )
+    renewed = []
+    at = _probe.at
+
+    def renew(point):
+        if point == "write_task.before":
+            renewed.extend(store._renew([grant.handle for grant in grants]))
+        at(point)
+
+    monkeypatch.setattr(_probe, "at", renew)
+    other.write_task(sweeping.long_task(4, task="task"), over=image)
+    assert sorted(renewed) == sorted(grant.guard.token for grant in grants)
+    store.close()
+    other.close()

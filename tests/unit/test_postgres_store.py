@@ -215,13 +215,13 @@ def test_a_repeated_request_for_a_lease_finds_its_own(url, store, postgres):
         first = behind.acquire("task", b"me")
         behind.abandon("task", first)
         proxy.rewind()
-        proxy.arm("cut", "up", 1, "answer")
+        proxy.arm("cut", "up", lambda message: b"sp_acquire_1" in message.data, "answer")  # the renewing thread speaks too
         grant = behind.acquire("task", b"me")
         assert proxy.fired
         assert (grant.guard.fence, grant.previous, grant.presumed) == (2, "dead", 0)
         assert store.task("task").attempts == 2
         proxy.rewind()
-        proxy.arm("cut", "up", 1, "answer")
+        proxy.arm("cut", "up", lambda message: b"sp_release_1" in message.data, "answer")
         behind.release("task", grant, TaskPatch(status="finished"))
         assert proxy.fired
         assert (store.task("task").status, store.lease("task").state) == ("finished", "released")
@@ -505,6 +505,7 @@ def test_a_commit_of_a_tools_transaction_that_is_not_answered_is_asked_after(url
         ("53300", Unavailable),
         ("57P03", Unavailable),
         ("55P03", Unavailable),
+        ("42939", UsageError),
     ],
 )
 def test_states_of_the_server_have_errors_of_ours(state, kind):

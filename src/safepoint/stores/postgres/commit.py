@@ -19,7 +19,7 @@ from psycopg.rows import tuple_row
 from safepoint import _probe
 from safepoint.errors import SafepointError, Unavailable, UsageError
 from safepoint.model import Obj, check_id
-from safepoint.rows import CallRow, Commit, Committed, Guard, Head, Numbers, TaskPatch
+from safepoint.rows import CallRow, Commit, Committed, Guard, Head, Numbers, TaskPatch, replace
 from safepoint.stores import holder as people
 from safepoint.stores import refusals
 from safepoint.stores.foreseen import Foreseen, Ready, ready
@@ -486,8 +486,6 @@ def _row_bytes(parts: _Parts) -> int:
 
 
 def _with_size(done: Committed, size: int) -> Committed:
-    from safepoint.rows import replace
-
     return done if done.existed else replace(done, bytes_written=done.bytes_written + size)
 
 

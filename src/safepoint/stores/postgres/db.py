@@ -179,11 +179,10 @@ class Database:
         except CommitFailed as failed:
             raise unknown(failed.cause, facts or {}) from failed
 
-    def begin(self, link: Link, sync: bool, *, wait: bool = True) -> None:
+    def begin(self, link: Link, sync: bool) -> None:
         """Begin a transaction whose locks are waited for no longer than its answers."""
-        milliseconds = self.patience(link) if wait else 0
         how = _DURABLE if sync and self.sync else "SET LOCAL synchronous_commit = off"
-        link.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL lock_timeout = {milliseconds}; {how}")
+        link.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL lock_timeout = {self.patience(link)}; {how}")
 
     def commit(self, link: Link) -> None:
         """COMMIT, and whatever goes wrong with it is a CommitFailed."""
@@ -396,8 +395,9 @@ def _conninfo(url: str, own: Sequence[str]) -> str:
     info = f"postgresql://{place}"
     if kept:
         info += "?" + "&".join(kept)
+    escape = "Correct it. In a user and a password, write : / ? # @ and % as %3A, %2F and so on."
     try:
-        conninfo_to_dict(info)
+        parsed = conninfo_to_dict(info)
     except psycopg.Error as error:
         names = [name for pair in kept if _is_unknown(name := unquote(pair.partition("=")[0]))]
         if names:
@@ -406,7 +406,11 @@ def _conninfo(url: str, own: Sequence[str]) -> str:
                 f"it is neither one of libpq's nor one of {', '.join(sorted(own))}",
                 "Correct it.",
             ) from None
-        raise UsageError(f"{redact(url)!r} is no URL of a PostgreSQL database", _said(error), "Correct it.") from None
+        raise UsageError(f"{redact(url)!r} is no URL of a PostgreSQL database", _said(error), escape) from None
+    # libpq takes the first @ or / for the end of a password, and names the rest of it in its messages as a host or a port.
+    ports = [port for port in str(parsed.get("port", "")).split(",") if port]
+    if place.partition("/")[0].count("@") > 1 or not all(port.isdecimal() for port in ports):
+        raise UsageError(f"{redact(url)!r} is no URL of a PostgreSQL database", "its host or port cannot be read", escape)
     return info
 
 

@@ -11,11 +11,12 @@ import psycopg
 from safepoint.errors import Damaged, SafepointError, StoreFull, Unavailable, UsageError
 from safepoint.stores.url import redact
 
-__all__ = ["is_lost", "may_pass", "refused_login", "translate"]
+__all__ = ["grants", "is_lost", "may_pass", "refused_login", "translate"]
 
-_AGAIN = {"40001", "40P01", "57P01", "57P02", "57P03", "57P05", "25P03", "53300", "55P03", "55006", "57014"}
-"""Serialization, deadlock, a server that goes or comes, too many connections, a lock not had in time, a cancelled statement."""
-_DOWN = {"57P01", "57P02", "57P03", "57P05", "25P03", "53300"}
+_DOWN = {"57P01", "57P02", "57P03", "57P05", "25P03", "25P04", "53300"}
+"""A server that goes or comes, that ends connections which take too long, or that has too many."""
+_AGAIN = _DOWN | {"40001", "40P01", "55P03", "55006", "57014"}
+"""Serialization, deadlock, a lock not had in time, a cancelled statement."""
 
 
 def is_lost(error: psycopg.Error) -> bool:
@@ -43,6 +44,14 @@ _LOGIN = (
 )
 
 
+_SETTINGS = (
+    "unsupported startup parameter",
+    "invalid sslmode value",
+    "server does not support SSL, but SSL was required",
+    "root certificate file",
+)
+"""Options of the URL that do not go with this server, or with the pooler before it."""
+
 _DAMAGE = {"XX001", "XX002", "58P01", "58030"}
 """Pages and indexes that are not what they should be; a file that is gone or cannot be read."""
 _CROWDED = ("too many clients", "connection slots", "too many connections")
@@ -51,7 +60,7 @@ _CROWDED = ("too many clients", "connection slots", "too many connections")
 def refused_login(error: psycopg.Error) -> bool:
     """Whether a connection was refused for a reason that waiting does not change. libpq gives a text and no state."""
     text = str(error)
-    if (error.sqlstate or "")[:2] == "28" or error.sqlstate == "3D000" or any(words in text for words in _LOGIN):
+    if (error.sqlstate or "")[:2] == "28" or error.sqlstate == "3D000" or any(words in text for words in _LOGIN + _SETTINGS):
         return True
     return "FATAL:" in text and "does not exist" in text
 
@@ -76,10 +85,12 @@ def translate(error: psycopg.Error, url: str, schema: str) -> SafepointError:
         return UsageError(
             f"the user of {url} may not do that",
             said,
-            f"Grant it: GRANT USAGE ON SCHEMA and, ON ALL TABLES, SEQUENCES and FUNCTIONS IN SCHEMA, all rights; schema {schema!r}.",
+            f"As the schema's owner: {grants(schema)}",
         )
     if state == "25006":
         return Unavailable(f"{url} takes no writes", said, "It is a standby: name the primary, or target_session_attrs.")
+    if state == "42939":
+        return UsageError(f"schema {schema!r} cannot be made", said, "Use another name: those with pg_ are the server's own.")
     if state == "SP001":
         return UsageError(
             f"{url} runs its transactions at another level than READ COMMITTED",
@@ -94,11 +105,21 @@ def translate(error: psycopg.Error, url: str, schema: str) -> SafepointError:
         return Unavailable(f"{url} takes no more connections", said, "Raise max_connections, or use a smaller pool=.")
     if not state and not is_lost(error):
         return UsageError(f"{url} cannot be asked", said, "Correct the URL.")
+    if any(words in said for words in _SETTINGS):
+        return UsageError(f"{url} cannot be connected to", said, "Correct the options in the URL, or leave them out.")
     if refused_login(error):
         return UsageError(f"{url} refuses the login", said, "Correct user, password or database in the URL.")
     return Unavailable(
-        f"{url} did not answer", said or type(error).__name__, "Look whether the server runs and can be reached."
+        f"{url} did not answer", said or type(error).__name__, "Look whether the server runs, and is the one that the URL names."
     )
+
+
+def grants(schema: str, user: str = "…") -> str:
+    """What lets a user work with a store that somebody else has set up."""
+    place = '"' + schema.replace('"', '""') + '"'
+    given = ("SELECT, INSERT, UPDATE, DELETE ON ALL TABLES", "USAGE ON ALL SEQUENCES", "EXECUTE ON ALL FUNCTIONS")
+    each = [f"GRANT USAGE ON SCHEMA {place} TO {user};", *(f"GRANT {what} IN SCHEMA {place} TO {user};" for what in given)]
+    return " ".join(each)
 
 
 def _first_line(error: psycopg.Error) -> str:

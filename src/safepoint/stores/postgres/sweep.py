@@ -61,7 +61,7 @@ class Removals:
             return Pruned((), 0, 0, 0)
         if large:
             return bigsweep.prune(db, task, n, wanted, space, dry_run=dry_run, sweep=sweep)
-        return _prune(db, task, wanted, space, dry_run, sweep)
+        return _prune(db, task, n, wanted, space, dry_run, sweep)
 
     def pruning(self, task: str, seqs: Iterable[int], *, space: str = "", sweep: bool = True) -> Iterator[None]:
         db, wanted = self._db, prunable(seqs)
@@ -69,7 +69,7 @@ class Removals:
         if n is not None and large:
             yield from bigsweep.pruning(db, task, n, wanted, space, dry_run=False, sweep=sweep)
         elif n is not None:
-            _prune(db, task, wanted, space, False, sweep)
+            _prune(db, task, n, wanted, space, False, sweep)
             yield
 
     def live_objects(self, task: str) -> int:
@@ -167,14 +167,16 @@ def _amount(db: Database, task: str, space: str = "") -> tuple[int | None, bool]
 # -- small tasks
 
 
-def _prune(db: Database, task: str, wanted: set[int], space: str, dry_run: bool, sweep: bool) -> Pruned:
+def _prune(db: Database, task: str, n: int, wanted: set[int], space: str, dry_run: bool, sweep: bool) -> Pruned:
     done: list[Pruned] = []
 
     def write(link: Link) -> Pruned:
         found = rows_of(db, link, "lock", task=task)
-        if not found:
+        if (
+            not found or found[0][0] != n
+        ):  # begun anew in between, or between two tries: it has other checkpoints by these numbers
             return Pruned((), 0, 0, 0)
-        pruned = _prune_locked(db, link, found[0][0], wanted, space, dry_run, sweep)
+        pruned = _prune_locked(db, link, n, wanted, space, dry_run, sweep)
         done.append(pruned)
         _probe.at("prune.before")
         return pruned

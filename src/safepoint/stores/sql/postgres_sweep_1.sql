@@ -182,9 +182,11 @@ SELECT name, refs, data FROM {s}.sp_objects WHERE task = %(n)s AND name = ANY(%(
 -- name: pin
 UPDATE {s}.sp_checkpoints SET pinned = %(pinned)s WHERE task = %(n)s AND seq = %(seq)s AND space = %(space)s RETURNING seq
 
+-- Under the task's lock nobody else takes or gives back the lease. It is not locked as well: where the work takes long, the beat of a
+-- holder whose time had passed would wait for it, and with it those of all other tasks that this holder has.
 -- name: lease
 SELECT fence, token, process, holder, acquired_at, state = 'held' AND NOT gone AND until > clock_timestamp()
-FROM {s}.sp_leases WHERE task = %(n)s FOR UPDATE
+FROM {s}.sp_leases WHERE task = %(n)s
 
 -- name: raise_fence_floor
 UPDATE {s}.sp_meta SET value = %(fence)s::bigint::text WHERE key = 'fence' AND value::bigint < %(fence)s
