@@ -383,7 +383,8 @@ def test_field_case_54_a_life_through_a_transaction_pooler(pooled):
             life = lines.Life(cp, name, insert, lambda: None)
             life.live()
         assert not life.unavailable
-        left.append(lines.facts(where, name, where.read_ledger(), rawrows.read_tasks(where.url)))
+        with safepoint.open(where.url) as cp:
+            left.append(lines.facts(cp, name, where.read_ledger(), rawrows.read_tasks(where.url)))
     assert left[0] == left[1]
     assert len(set(state_of_sessions(pooler))) == 1
 
