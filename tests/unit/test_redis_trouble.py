@@ -8,8 +8,8 @@ import pytest
 import redis
 
 from safepoint import _probe
-from safepoint.errors import StoreFull, Unavailable, UsageError
-from safepoint.rows import TaskPatch
+from safepoint.errors import Conflict, StoreFull, Unavailable, UsageError
+from safepoint.rows import TaskPatch, replace
 from safepoint.stores.redis import commit as commits
 from safepoint.stores.redis import sweep
 from safepoint.stores.redis.store import RedisStore
@@ -277,6 +277,27 @@ def test_a_server_that_goes_back_behind_what_a_sweep_has_seen_loses_nothing():
         store.close()
     finally:
         server.close()
+
+
+@pytest.mark.parametrize("kind", ["call", "pause"])
+def test_a_row_is_not_taken_for_another_that_has_its_number(store, raw, kind):
+    writer = Writer(store)
+    writer.save()
+    grant = store.acquire("task", b"me")
+    writer.guard = grant.guard
+    key = store._client.keys.task("task")
+    before = raw.dump(key)
+    make = writer.call if kind == "call" else writer.pause
+    at = {"started_at": 1_700_000_000_000_000} if kind == "call" else {"asked_at": 1_700_000_000_000_000}
+    lost = make(**at)
+    raw.restore(key, 0, before, replace=True)
+    there = make(**{name: value + 1 for name, value in at.items()})
+    assert (there.no, there.version) == (lost.no, lost.version)
+    with pytest.raises(Conflict, match="gone back"):
+        writer.write(replace(lost, status="failed" if kind == "call" else "answered"))
+    (row,) = store.calls("task")[0] if kind == "call" else store.pauses("task")
+    assert row == there
+    writer.write(replace(there, status="failed" if kind == "call" else "answered"))
 
 
 def test_a_number_of_writes_that_comes_again_is_no_proof_that_rows_may_go(monkeypatch):

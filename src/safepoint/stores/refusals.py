@@ -71,10 +71,15 @@ def no_row(task: str, kind: str, no: int) -> NotFound:
 
 
 def changed(task: str, kind: str, no: int, there: int, expected: int) -> Conflict:
-    """A call or pause is at version ``there``."""
+    """A call or pause is at version ``there``; if that is what was expected, it is another one."""
+    why = (
+        f"it is at version {there}, not {expected}"
+        if there != expected
+        else "another one has its number: the store has gone back"
+    )
     return Conflict(
         f"{kind} {no} of task {task!r} has changed",
-        f"it is at version {there}, not {expected}",
+        why,
         "Read it again; nothing was written.",
         task=task,
         row=f"{kind} {no}",

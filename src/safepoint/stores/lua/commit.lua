@@ -9,7 +9,8 @@ local first = 30
 -- All that a commit always looks at in one command, since each costs a microsecond: then what it counts up.
 local look = { 't:id', 'n', 't:branch', 'w', 'open', 'asks', 'f:state', 'f:gone', 'f:fence', 'f:token' }
 local fixed = #look
-for j = first + 2 * (checks + opens + asks), first + 2 * (checks + opens + asks + counts) - 1, 2 do
+local rows = first + 3 * checks + 2 * (opens + asks)
+for j = rows, rows + 2 * counts - 1, 2 do
   look[#look + 1] = ARGV[j]
 end
 local counted = #look
@@ -64,10 +65,11 @@ end
 local i = first
 for _ = 1, checks do
   local row = get(ARGV[i])
-  if not row or string.sub(row, 4, 3 + #ARGV[i + 1]) ~= ARGV[i + 1] then
+  -- Numbers and versions come a second time after a failover; what is told apart by ARGV[i + 2] does not.
+  if not row or string.sub(row, 4, 3 + #ARGV[i + 1]) ~= ARGV[i + 1] or not string.find(row, ARGV[i + 2], 1, true) then
     return { 'changed', n, ARGV[i], row or '' }
   end
-  i = i + 2
+  i = i + 3
 end
 if not task and announced == '0' then
   return { 'announce', n }

@@ -190,7 +190,7 @@ class _Request:
             int(commit.anyway), dead, recent, recorded, branch, layout.head(commit.expect), int(commit.at_head), layout.head(on),
             "" if on is None else b"h:%d" % on.seq, "" if on is None else layout.mark(on.id), *(stage or ("", "")),
             layout.numbers(made.last), layout.numbers(following), "" if new is None else new.seq, line_of, name, at,
-            layout.text(commit.task), len(checks) // 2, len(opens) // 2, len(asks) // 2, len(came), len(objects) // 2,
+            layout.text(commit.task), len(checks) // 3, len(opens) // 2, len(asks) // 2, len(came), len(objects) // 2,
             *checks, *opens, *asks,
         ]  # fmt: skip
         for field, by in came.items():
@@ -207,7 +207,8 @@ def _rows(
     for row, version in zip(rows, versions, strict=True):
         field, entry = b"%s:%d" % (kind, row.no), layout.open_entry(row)
         if version:
-            checks += (field, layout.mark(version))
+            own = row.idempotency_key if isinstance(row, CallRow) else row.asked_at
+            checks += (field, layout.mark(version), layout.mark(own))
         if version or entry:
             opens += (b"%d" % row.no, entry)
         writes += (field, layout.encoded_call(row) if isinstance(row, CallRow) else layout.encoded_pause(row))
