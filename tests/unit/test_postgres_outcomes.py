@@ -1,12 +1,14 @@
 """What has become of a commit to PostgreSQL is told as it is, whoever comes in between."""
 
+import threading
+
 import psycopg
 import pytest
 
 from safepoint import _probe
 from safepoint.errors import Unavailable
 from safepoint.model import new_id
-from safepoint.rows import CallWrite, Commit
+from safepoint.rows import CallWrite, Commit, replace
 from safepoint.stores import whole
 from safepoint.stores.postgres import commit as commits
 from safepoint.stores.postgres import sweep
@@ -120,3 +122,33 @@ def test_a_lease_whose_task_is_worked_on_for_long_does_not_keep_others_from_bein
     assert sorted(renewed) == sorted(grant.guard.token for grant in grants)
     store.close()
     other.close()
+
+
+def test_a_tool_may_wait_for_a_lock_of_its_own_tables_longer_than_the_timeout(postgres):
+    url = fresh_postgres_url()
+    store = open_store(url, timeout=0.5)
+    grant = store.acquire("task", b"me")
+    writer = Writer(store, guard=grant.guard)
+    writer.save()
+    call = writer.call(effect="transactional")
+    name = f"{store._db.quoted}.effects"
+    with psycopg.connect(postgres.url) as side:
+        side.execute(f"CREATE TABLE {name} (what text)")
+        side.commit()
+        side.execute(f"LOCK TABLE {name}")
+        timer = threading.Timer(1.2, side.commit)
+        timer.start()
+
+        def body(conn):
+            conn.execute(f"INSERT INTO {name} VALUES ('sent')")
+            return Commit(
+                task="task",
+                id=new_id(),
+                guard=grant.guard,
+                calls=(CallWrite(replace(call, status="succeeded", result=b"r"), "ended"),),
+            )
+
+        assert store.transact("task", grant.guard, call, body).calls[0].status == "succeeded"
+        timer.join()
+        assert side.execute(f"SELECT count(*) FROM {name}").fetchall() == [(1,)]
+    store.close()

@@ -271,8 +271,9 @@ class Commits(Reads):
         """Begin the transaction: with the locks that it stands on, if the call is still as it was. Returns its number."""
         db = self._db
         try:
-            db.begin(link, True)
-            answer = _Answer(run(link, db.function("sp_transact_1", 5), (task, *guard, call.no, call.version))[0][0])
+            link.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+            given = (task, *guard, call.no, call.version, db.patience(link), db.sync)
+            answer = _Answer(run(link, db.function("sp_transact_1", 7), given)[0][0])
             if answer.word == "no_task":
                 raise refusals.no_task(task)
             if answer.word == "lost":

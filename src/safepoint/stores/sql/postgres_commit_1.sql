@@ -248,10 +248,14 @@ BEGIN
 END $$;
 
 -- The beginning of a transactional tool's transaction: its call must stand at this version. Answers as sp_commit_1 does; with `done`
--- comes the transaction's own number.
-CREATE FUNCTION {s}.sp_transact_1(p_task text, p_fence bigint, p_token text, p_no bigint, p_version bigint) RETURNS text[]
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+-- comes the transaction's own number. The tool waits for locks as long as it likes: with a SET of its own, what this function sets
+-- ends with it.
+CREATE FUNCTION {s}.sp_transact_1(
+    p_task text, p_fence bigint, p_token text, p_no bigint, p_version bigint, wait int, sync boolean
+) RETURNS text[]
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET lock_timeout = 0 AS $$
 DECLARE
+    done text := {s}.sp_enter_1(wait, sync);
     t record;
     l record;
     last text[];
