@@ -277,7 +277,7 @@ class Database:
         answer is waited for ``timeout`` seconds, unless ``end`` is changed, and no error is translated."""
         link, answer = self.repeat(lambda link: (link, first(link)), keep=True)
         try:
-            link.end = time.monotonic() + self.timeout
+            link.end, link.borrower = time.monotonic() + self.timeout, threading.get_ident()
             yield link, answer
         finally:
             self._pool.give(link)

@@ -41,6 +41,8 @@ class Link(psycopg.Connection[tuple[Any, ...]]):
 
     end: float | None = None
     lent = False
+    borrower: int | None = None
+    """The thread that has it for a while, and may fork in the middle of that."""
     used = 0.0
     spoiled = False
     """A tool has changed the session: nobody else may have it after that."""

@@ -41,6 +41,7 @@ class Pool:
         self.size = size
         self._start_over()
         self.closed = False
+        self._torn = False
         each_at_fork(self)
 
     def _start_over(self) -> None:
@@ -54,6 +55,8 @@ class Pool:
 
     def after_fork(self) -> None:
         links = [*self._idle, *self._lent]
+        # The one thread that there is here has its parent's identity. What others were in the middle of is not this process's.
+        self._torn = self._torn or any(link.borrower == threading.get_ident() for link in links)
         self._start_over()
         forget(links)
 
@@ -68,6 +71,12 @@ class Pool:
             while True:
                 if self.closed:
                     raise _closed()
+                if self._torn:
+                    raise UsageError(
+                        "the store cannot be used in this process",
+                        "it was forked in the middle of a transaction",
+                        "Open a store of its own in the child.",
+                    )
                 if self._idle:
                     link = self._idle.pop()
                     if self._is_usable(link):
@@ -103,7 +112,7 @@ class Pool:
         """Take it back; it is closed if it is in the middle of something."""
         if link.owner != os.getpid():
             return  # a forked child in the middle of its parent's call
-        link.lent = False
+        link.lent, link.borrower = False, None
         with self._lock:
             mine = link in self._lent
             self._lent.discard(link)
