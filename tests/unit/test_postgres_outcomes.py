@@ -11,7 +11,7 @@ from safepoint.model import new_id
 from safepoint.rows import CallWrite, Commit, replace
 from safepoint.stores import whole
 from safepoint.stores.postgres import commit as commits
-from safepoint.stores.postgres import sweep
+from safepoint.stores.postgres import leases, sweep
 from safepoint.stores.url import open_store
 from safepoint.testing.build import Writer, call_row, obj, tree
 from tests.support import sweeping
@@ -151,4 +151,34 @@ def test_a_tool_may_wait_for_a_lock_of_its_own_tables_longer_than_the_timeout(po
         assert store.transact("task", grant.guard, call, body).calls[0].status == "succeeded"
         timer.join()
         assert side.execute(f"SELECT count(*) FROM {name}").fetchall() == [(1,)]
+    store.close()
+
+
+def test_a_request_for_a_lease_that_arrives_a_second_time_and_late_takes_nothing(monkeypatch):
+    store = open_store(fresh_postgres_url())
+    sent = []
+
+    def told(link, statement, values=()):
+        if "sp_acquire_1" in statement:
+            sent.append((statement, values))
+        return run(link, statement, values)
+
+    run = leases.run
+    monkeypatch.setattr(leases, "run", told)
+    store.release("task", store.acquire("task", b"me"))
+    store.release("task", store.acquire("task", b"other"))
+    before = store.task("task"), store.lease("task")
+    assert store._db.ask(*sent[0])[0][0] == "over"
+    assert (store.task("task"), store.lease("task")) == before
+    for _ in range(20):  # as many as there may be between a request and its double
+        grant = store.acquire("task", b"me")
+        store.abandon("task", grant)
+    assert store._db.ask(*sent[-1])[0][:2] == ("done", [grant.guard.fence, 0])
+    # Whoever hears that asks anew: its lease was granted, and another has it had since.
+    store.release("task", store.acquire("task", b"me"))
+    token = sent[-1][1][1]
+    store.release("task", store.acquire("task", b"other"))
+    monkeypatch.setattr(leases.secrets, "token_hex", lambda n: token)
+    with pytest.raises(Unavailable, match="was over"):
+        store.acquire("task", b"me")
     store.close()

@@ -72,6 +72,8 @@ class Leases:
             word, numbers, names, blobs = self._db.repeat(once, {"task": task})
             if word == "done":
                 return sent_at, numbers[0], numbers[1], names[0]
+            if word == "over":  # granted to a try that was not answered, and taken over before the next
+                raise Unavailable(f"the lease on task {task!r} was over before it was known", "", "Do it again.", task=task)
             there, process = names[0], blobs[0]
             if is_dead(process, there):
                 dead = there

@@ -164,7 +164,8 @@ CREATE TABLE {s}.sp_pauses (
 
 -- Apart from the task's row, which a commit locks: beats must not wait for it. until: by the server's clock. process: who holds it,
 -- for those on the same host; see stores/renewing.py. gone: the holder has said that nobody is behind it any more. previous: how
--- the holder before it ended, to be told again if the answer was lost.
+-- the holder before it ended, to be told again if the answer was lost. recent: the last tokens; a request for a lease may arrive twice,
+-- the second time when its lease is long over and nobody waits for it any more.
 CREATE TABLE {s}.sp_leases (
     task bigint PRIMARY KEY,
     fence bigint NOT NULL,
@@ -176,7 +177,8 @@ CREATE TABLE {s}.sp_leases (
     holder bytea NOT NULL,
     acquired_at bigint NOT NULL,
     presumed bigint NOT NULL,
-    previous text COLLATE "C" NOT NULL
+    previous text COLLATE "C" NOT NULL,
+    recent text[] COLLATE "C" NOT NULL
 ) WITH (fillfactor = 50);
 
 CREATE TABLE {s}.sp_outbox (

@@ -332,7 +332,7 @@ END $$;
 
 -- Take the lease. token: drawn before the first try; a request that is repeated finds its own. dead: token of a holder that is
 -- proven to have ended. looked: token of one that could be neither proven nor excluded to have; an old lease is taken from nobody else.
--- answer: done (numbers: fence, presumed; names: previous), held (numbers: acquired_at, whether live; names: token; blobs: process, holder).
+-- answer: done (numbers: fence, presumed; names: previous), over (it was granted before, and others since), held (numbers: acquired_at, whether live; names: token; blobs: process, holder).
 CREATE FUNCTION {s}.sp_acquire_1(
     p_task text, p_token text, p_process bytea, p_holder bytea, seconds float8, steal boolean, dead text, looked text, wait int, sync boolean,
     OUT answer text, OUT numbers bigint[], OUT names text[], OUT blobs bytea[]
@@ -362,6 +362,9 @@ BEGIN
         numbers := ARRAY[l.fence, l.presumed];
         names := ARRAY[l.previous];
         RETURN;
+    ELSIF p_token = ANY (l.recent) THEN
+        answer := 'over';
+        RETURN;
     ELSE
         old := l.fence;
         guess := l.presumed;
@@ -380,12 +383,12 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    INSERT INTO {s}.sp_leases AS x (task, fence, token, state, gone, until, process, holder, acquired_at, presumed, previous)
+    INSERT INTO {s}.sp_leases AS x (task, fence, token, state, gone, until, process, holder, acquired_at, presumed, previous, recent)
     VALUES (t.n, old + 1, p_token, 'held', false, clock_timestamp() + seconds * interval '1 second', p_process, p_holder,
-        {s}.sp_now_1(), guess, before)
+        {s}.sp_now_1(), guess, before, l.recent[cardinality(l.recent) - 14:] || p_token)
     ON CONFLICT (task) DO UPDATE SET fence = excluded.fence, token = excluded.token, state = excluded.state, gone = excluded.gone,
         until = excluded.until, process = excluded.process, holder = excluded.holder, acquired_at = excluded.acquired_at,
-        presumed = excluded.presumed, previous = excluded.previous;
+        presumed = excluded.presumed, previous = excluded.previous, recent = excluded.recent;
     UPDATE {s}.sp_tasks SET status = 'running', attempts = attempts + 1, updated_at = {s}.sp_now_1() WHERE n = t.n;
     answer := 'done';
     numbers := ARRAY[old + 1, guess];
