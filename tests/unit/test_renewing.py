@@ -27,7 +27,7 @@ class Server:
     def __init__(self, lease=LEASE):
         self.tokens = set()
         self.beats = 0
-        self.out = False
+        self.out = self.strange = False
         self.told = []
         self.renewals = Renewals(lease, self.renew, self.forsake)
 
@@ -35,11 +35,15 @@ class Server:
         self.beats += 1
         if self.out:
             raise Unavailable("nobody answers")
+        if self.strange:
+            raise ValueError("no host")
         return {claim.guard.token for claim in claims} & self.tokens
 
     def forsake(self, claims):
         if self.out:
             raise Unavailable("nobody answers")
+        if self.strange:
+            raise ValueError("no goodbye")
         self.told += [claim.guard.token for claim in claims]
 
     def take(self, task="t", fence=1, token=None):
@@ -108,6 +112,19 @@ def test_an_outage_that_is_shorter_than_the_lease_loses_nothing(server):
         time.sleep(0.01)
     server.out = False
     until(lambda: server.beats > 8)
+    assert server.renewals.holds("t", guard)
+
+
+def test_an_error_that_nobody_thought_of_ends_no_thread(server, caplog):
+    guard, _ = server.take()
+    _, left = server.take("u")
+    until(lambda: server.beats > 1)
+    server.strange = True
+    server.renewals.let_go(left, silently=True)
+    until(lambda: "no host" in caplog.text)
+    server.strange = False
+    beats = server.beats
+    until(lambda: server.beats > beats + 6)
     assert server.renewals.holds("t", guard)
 
 

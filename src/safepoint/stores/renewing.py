@@ -187,6 +187,8 @@ class Renewals:
                 forsake(left)
             except SafepointError:
                 pass  # age will tell, and on this host the process
+            except Exception:  # whatever it is, the leases that are held must go on
+                log.warning("leases of %d tasks could not be given up", len(left), exc_info=True)
 
     def _renew_all(self) -> bool:
         """One beat; False if nobody answered."""
@@ -198,9 +200,11 @@ class Renewals:
         sent_at = clock()
         try:
             held = renew(mine)
-        except SafepointError as error:
+        except Exception as error:  # also one that nobody thought of: a thread that ends on it would let all leases run out
             if not self._silent:  # once for an outage, not once for each try
-                log.warning("leases of %d tasks are not renewed, trying again: %s", len(mine), error)
+                known_of = isinstance(error, SafepointError)
+                said = str(error) if known_of else type(error).__name__
+                log.warning("leases of %d tasks are not renewed, trying again: %s", len(mine), said, exc_info=not known_of)
             self._silent = True
             return False
         if self._silent:
