@@ -12,6 +12,7 @@ from safepoint.errors import (
     Damaged,
     NewerFormat,
     SafepointError,
+    Unavailable,
     UsageError,
 )
 from safepoint.stores.postgres import schema as schemas
@@ -89,6 +90,39 @@ def test_a_newer_schema_is_left_alone(url, side):
         Writer(again).save()
     again.close()
     assert side.execute(f"SELECT * FROM {name}.sp_meta ORDER BY key").fetchall() == before
+
+
+def test_an_older_schema_is_brought_up_to_date_and_keeps_nobody_waiting_for_long(url, side, store, monkeypatch):
+    Writer(store).save(*tree("a"))
+    text = schemas.text
+    with monkeypatch.context() as newer:
+        newer.setattr(schemas, "STEPS", (*schemas.STEPS, "next"))
+        newer.setattr(schemas, "SCHEMA", schemas.SCHEMA + 1)
+        newer.setattr(
+            schemas, "text", lambda name: "ALTER TABLE {s}.sp_tasks ADD COLUMN extra text" if name == "next" else text(name)
+        )
+        with psycopg.connect(url.partition("&schema")[0]) as busy:
+            busy.execute(f"SELECT FROM {schema_of(url)}.sp_tasks")
+            quick = open_store(url, timeout=0.6)
+            with pytest.raises(Unavailable):
+                quick.tasks()
+            quick.close()
+            # Nor is there a server's process left that waits, and has all others wait behind it.
+            asked = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+            end = time.monotonic() + 5
+            while side.execute(asked).fetchall() != [(0,)]:
+                assert time.monotonic() < end
+            assert store.task("task") is not None
+        new = open_store(url)
+        assert [row.task for row in new.tasks()] == ["task"]
+        assert len(new.read("task")[1]) == 3
+        new.close()
+    assert side.execute(f"SELECT extra FROM {schema_of(url)}.sp_tasks").fetchall() == [(None,)]
+    assert store.task("task") is not None  # is open, and goes on
+    old = open_store(url)
+    with pytest.raises(NewerFormat):
+        old.tasks()
+    old.close()
 
 
 def test_functions_that_are_missing_are_added_and_newer_ones_are_no_hindrance(url, side, store):

@@ -7,6 +7,7 @@ process goes on calling those that it knows.
 
 from __future__ import annotations
 
+import time
 from importlib import resources
 from typing import TYPE_CHECKING
 
@@ -75,7 +76,12 @@ def _numbers(link: Link, quoted: str) -> tuple[int, int]:
 
 
 def _install(link: Link, schema: str, quoted: str, url: str) -> None:
-    link.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL client_min_messages = warning")
+    # Not for longer than its answer is waited for: behind one that changes a table, and waits for a long transaction, all others wait.
+    left = 10.0 if link.end is None else link.end - time.monotonic()
+    link.execute(
+        "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL client_min_messages = warning;"
+        f" SET LOCAL lock_timeout = {max(1, int(min(left, 1_000_000) * 900))}"
+    )
     try:
         # One at a time: CREATE … IF NOT EXISTS of two at once fails with a unique violation in the catalogue.
         link.execute("SELECT pg_advisory_xact_lock(hashtextextended('safepoint ' || %s, 0))", (schema,))
