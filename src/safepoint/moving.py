@@ -422,6 +422,10 @@ def _copy(source: Store, target: Store, task: str, skip_damaged: bool, held: str
         old = imaging.take(target, task)
         if old is None or taken.skipped or not imaging.follows(packed, old.image):
             error.remedy = "Delete it there, or export this one and import it under another name; nothing was written."
+            if old is not None and imaging.follows(old.image, packed):
+                error.what = f"task {task!r} is there already, and has gone on there"
+                error.why = "what is there is a copy of this one, and the newer of the two"
+                error.remedy = "Go on with that one, and delete this one once it is not needed; nothing was written."
             raise
         _, there = imaging.put(target, packed, replaces=old.image)
         result = "updated"

@@ -96,7 +96,9 @@ class JournalVerbs:
             raise UsageError(
                 f"call {no} of task {task_id!r} is {row.status}, not in doubt",
                 "only calls in doubt, and those whose result is missing, can be resolved",
-                f"See `safepoint calls {task_id}`.",
+                f"Resume the task first: whether it is in doubt is found out then (`safepoint plan {task_id}` tells)."
+                if row.status == "started"
+                else f"See `safepoint calls {task_id}`.",
             )
         packed = None
         if isinstance(verdict, Done):

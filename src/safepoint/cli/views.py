@@ -435,7 +435,7 @@ def follows(p: Facts, no: int | None = None) -> list[str]:
         else:
             lines.append(f"When a resume comes to this call: {ACTIONS.get(action, action)}.")
     if p["does"] == "wait":
-        lines.append(f"The task goes on waiting: {p['why']}.")
+        lines.append(f"{'The task goes on waiting' if p['status'] == 'waiting' else 'A resume would wait'}: {p['why']}.")
     elif p["does"] == "refused":
         lines.append(f"A resume would be refused now: {p['why']}.")
     elif p["does"] == "nothing":

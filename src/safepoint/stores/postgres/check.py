@@ -16,6 +16,7 @@ import psycopg
 from safepoint.errors import SafepointError
 from safepoint.model import Finding
 from safepoint.stores.postgres.db import CommitFailed
+from safepoint.stores.postgres.errors import grants
 
 if TYPE_CHECKING:
     from safepoint.stores.postgres.db import Database
@@ -180,7 +181,7 @@ def _seen(db: Database, link: Link) -> Server:
         told=link.info.backend_pid,
         skew=skew,
         trip=trip,
-        refused=[name for (name,) in ask("refused", db.schema, db.schema)],
+        refused=[name for (name,) in ask("refused", db.schema, db.schema, db.schema)],
     )
 
 
@@ -280,9 +281,8 @@ def _isolation(server: Server) -> Finding:
 def _permissions(server: Server, schema: str) -> Finding:
     if server.refused:
         text = f"{server.user} may not use {', '.join(server.refused[:5])}{' and more' if server.refused[5:] else ''}"
-        remedy = f'GRANT ALL ON ALL TABLES, and EXECUTE ON ALL FUNCTIONS, IN SCHEMA "{schema}" TO {server.user};'
-        return Finding("permissions", "error", text, remedy)
-    return Finding("permissions", "ok", f"{server.user} may use all tables and functions of the store")
+        return Finding("permissions", "error", text, grants(schema, f'"{server.user}"'))
+    return Finding("permissions", "ok", f"nothing in schema {schema} is closed to {server.user}")
 
 
 def _replicas(server: Server) -> Finding:

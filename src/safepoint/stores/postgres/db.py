@@ -408,8 +408,9 @@ def _conninfo(url: str, own: Sequence[str]) -> str:
             ) from None
         raise UsageError(f"{redact(url)!r} is no URL of a PostgreSQL database", _said(error), escape) from None
     # libpq takes the first @ or / for the end of a password, and names the rest of it in its messages as a host or a port.
-    ports = [port for port in str(parsed.get("port", "")).split(",") if port]
-    if place.partition("/")[0].count("@") > 1 or not all(port.isdecimal() for port in ports):
+    hosts, ports = (str(parsed.get(name, "")).split(",") for name in ("host", "port"))
+    split = any("@" in host[1:] and host[0] != "/" for host in hosts) or "@" in place.partition("/")[2]
+    if split or any(port and not port.isdecimal() for port in ports):
         raise UsageError(f"{redact(url)!r} is no URL of a PostgreSQL database", "its host or port cannot be read", escape)
     return info
 

@@ -110,7 +110,9 @@ def translate(error: psycopg.Error, url: str, schema: str) -> SafepointError:
     if refused_login(error):
         return UsageError(f"{url} refuses the login", said, "Correct user, password or database in the URL.")
     return Unavailable(
-        f"{url} did not answer", said or type(error).__name__, "Look whether the server runs, and is the one that the URL names."
+        f"{url} did not answer",
+        said or type(error).__name__,
+        "Look whether the server runs, and is the one that the URL names.",
     )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from safepoint.errors import NewerFormat, UsageError
+from safepoint.stores.postgres.errors import grants
 
 if TYPE_CHECKING:
     from safepoint.stores.postgres.link import Link
@@ -49,8 +50,7 @@ def prepare(link: Link, schema: str, quoted: str, url: str) -> None:
         raise UsageError(
             f"the user of {url} may not set up schema {schema!r}",
             error.diag.message_primary or "",
-            f"Open the store once as a user who may create it, then GRANT USAGE ON SCHEMA {quoted}, and all rights on its tables,"
-            " sequences and functions.",
+            f"Correct schema=, or open the store once as a user who may create it, and then, as that user: {grants(schema)}",
         ) from None
 
 

@@ -254,7 +254,9 @@ class Client:
             except Unsent as error:
                 cause: BaseException = error.__cause__ or error
                 if isinstance(cause, AuthenticationError):
-                    raise self._unavailable(str(cause), sent, "Correct user and password in the URL.") from None
+                    raise self._unavailable(_why(cause), sent, "Correct user and password in the URL.") from None
+                if isinstance(cause, Refused):
+                    self._refuse(cause, sent)
             except Lost as error:
                 cause, sent = error.__cause__ or error, writes
             except Refused as error:
@@ -264,7 +266,8 @@ class Client:
                 continue
             left = deadline - time.monotonic()
             if left <= pause:
-                raise self._unavailable(_why(cause), sent, "Look at the server, then try again.") from None
+                remedy = "Look whether the server runs, and is the one that the URL names; then try again."
+                raise self._unavailable(_why(cause), sent, remedy) from None
             if not (isinstance(cause, Refused) and cause.code == "ASK"):
                 # Jitter, or all who lost the same server come back to it at once.
                 time.sleep(random.uniform(pause / 2, pause))
@@ -288,6 +291,11 @@ class Client:
             # A primary that became a replica: whoever is the primary now is found by connecting anew.
             for pool in list(self._nodes._pools.values()):
                 pool.forget()
+        if code == "MOVED" and not self.cluster:
+            remedy = "Open the store with cluster=true."
+            raise UsageError(f"{self.name} is a node of a cluster", "it was asked as a single server", remedy) from error
+        if "cluster support disabled" in text:
+            raise UsageError(f"{self.name} is no node of a cluster", text, "Leave out cluster=true.") from error
         if _RIGHTS.search(text):
             said = _PLACE.split(text)[0]
             raise self._unavailable(
@@ -311,4 +319,4 @@ def _address(error: Refused) -> Address:
 
 
 def _why(cause: BaseException) -> str:
-    return str(cause) or type(cause).__name__
+    return str(cause).rstrip(".") or type(cause).__name__

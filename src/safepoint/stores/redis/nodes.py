@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from redis.backoff import NoBackoff
-from redis.connection import Connection, parse_url
+from redis.connection import Connection, UnixDomainSocketConnection, parse_url
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 from redis.retry import Retry
@@ -66,6 +66,11 @@ def settings_of(url: str, ours: set[str]) -> tuple[type[Any], Settings]:
         why = str(error) if str(error).startswith("Invalid value for") else "its host or port cannot be read"
         remedy = "Correct it. In a user and a password, write : / ? # @ and % as %3A, %2F and so on."
         raise UsageError(f"{redact(url)!r} is no URL of a Redis server", why, remedy) from None
+    database = place.partition("/")[2].strip("/")
+    if kind is not UnixDomainSocketConnection and database and not database.isdecimal():
+        # redis-py would take the first database for it.
+        why = "its database is not a number"
+        raise UsageError(f"{redact(url)!r} is no URL of a Redis server", why, "Correct it, as in redis://host:6379/0.")
     for name in made:
         if name in _REPLACED | _FIXED:
             instead = "Use timeout, pool or lease." if name in _REPLACED else "Leave it out."
@@ -156,7 +161,9 @@ class Nodes:
             self._layout = [first for first, _, _ in ranges], [(last, owner) for _, last, owner in ranges]
             self._looked = time.monotonic()
             return
-        raise cause if isinstance(cause, Unsent) else Unsent from cause
+        if isinstance(cause, Unsent):
+            raise cause  # with what it has for a cause
+        raise Unsent from cause
 
     def close(self) -> None:
         for pool in list(self._pools.values()):

@@ -22,10 +22,13 @@ SELECT state, sync_state, coalesce(extract(epoch FROM replay_lag), 0)::float8,
 FROM pg_stat_replication
 
 -- name: refused
-SELECT c.relname::text FROM pg_class c JOIN pg_namespace s ON s.oid = c.relnamespace
-WHERE s.nspname = %s AND c.relkind = 'r' AND c.relname LIKE 'sp\_%%'
-    AND NOT (has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'INSERT')
+SELECT 'the schema' FROM pg_namespace s WHERE s.nspname = %s AND NOT has_schema_privilege(s.oid, 'USAGE')
+UNION ALL SELECT c.relname::text FROM pg_class c JOIN pg_namespace s ON s.oid = c.relnamespace
+WHERE s.nspname = %s AND c.relname LIKE 'sp\_%%' AND CASE c.relkind
+    WHEN 'r' THEN NOT (has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'INSERT')
         AND has_table_privilege(c.oid, 'UPDATE') AND has_table_privilege(c.oid, 'DELETE'))
+    WHEN 'S' THEN NOT has_sequence_privilege(c.oid, 'USAGE')
+    ELSE false END
 UNION ALL SELECT p.proname::text || '()' FROM pg_proc p JOIN pg_namespace s ON s.oid = p.pronamespace
 WHERE s.nspname = %s AND p.proname LIKE 'sp\_%%' AND NOT has_function_privilege(p.oid, 'EXECUTE')
 
