@@ -30,6 +30,8 @@ from safepoint import (
     tool,
     tools,
 )
+from tests.integration.conftest import STORES, new_url
+from tests.support import ledgers
 from tests.support.runs import CANARY, Death, Failing, NotStorable, World, declare, died, statuses
 
 # -- what is refused
@@ -631,19 +633,30 @@ def test_ctrl_c_among_sequential_calls_begins_no_more(cp, world):
     assert world.log == [(0,)]
 
 
-# -- transactional tools, on SQLite
+# -- transactional tools
+
+
+@pytest.fixture(params=[kind for kind in STORES if kind in {"sqlite", "postgres"}])
+def sql(request, tmp_path):
+    """Each store that lends a connection."""
+    with safepoint.open(new_url(request.param, tmp_path)) as opened:
+        yield opened
+
+
+def ledger_of(cp):
+    ledgers.make(cp, "entry TEXT")
+    table = ledgers.table_of(cp.store.url)
+
+    def entries():
+        with cp.connection() as conn:
+            return sorted(e for (e,) in conn.execute(f"SELECT entry FROM {table}").fetchall())
+
+    return entries
 
 
 @pytest.fixture
-def ledger(sqlite):
-    with sqlite.connection() as conn:
-        conn.execute("CREATE TABLE ledger (entry TEXT)")
-
-    def entries():
-        with sqlite.connection() as conn:
-            return [e for (e,) in conn.execute("SELECT entry FROM ledger ORDER BY rowid")]
-
-    return entries
+def ledger(sql):
+    return ledger_of(sql)
 
 
 def transactional(body=None):
@@ -651,7 +664,7 @@ def transactional(body=None):
 
     @tool(effect="transactional", name="book")
     def book(entry, *, connection):
-        connection.execute("INSERT INTO ledger VALUES (?)", (entry,))
+        ledgers.insert(connection, entry=entry)
         if body is not None:
             body(connection)
         return f"booked {entry}"
@@ -659,72 +672,93 @@ def transactional(body=None):
     return book
 
 
-def test_effect_and_record_are_one(sqlite, ledger):
+def test_effect_and_record_are_one(sql, ledger):
     book = transactional()
-    with died(sqlite, "t") as run:
+    with died(sql, "t") as run:
         assert run.call(book, "a") == "booked a"
         raise Death
-    with sqlite.resume("t") as run:
+    with sql.resume("t") as run:
         assert run.call(book, "a") == "booked a"
         run.save()
     assert ledger() == ["a"]
 
 
 @pytest.mark.parametrize("end", [ValueError("no"), KeyboardInterrupt(), Death()])
-def test_what_raises_is_rolled_back(sqlite, ledger, end):
+def test_what_raises_is_rolled_back(sql, ledger, end):
     def body(connection):
         raise end
 
     expected = CallFailed if isinstance(end, Exception) else type(end)
-    with pytest.raises(expected), sqlite.resume("t") as run:
+    with pytest.raises(expected), sql.resume("t") as run:
         run.call(transactional(body), "a")
     assert ledger() == []
-    with sqlite.resume("t") as run:
+    with sql.resume("t") as run:
         assert run.call(transactional(), "a") == "booked a"
     assert ledger() == ["a"]
-    assert statuses(sqlite) == ["succeeded"]
+    assert statuses(sql) == ["succeeded"]
 
 
-@pytest.mark.parametrize("statement", ["COMMIT", "ROLLBACK", "ATTACH ':memory:' AS other", "DELETE FROM sp_calls"])
-def test_the_transaction_is_the_librarys(sqlite, ledger, statement):
-    with pytest.raises(CallFailed) as caught, sqlite.resume("t") as run:
+ENDINGS = {
+    "sqlite": ["COMMIT", "ROLLBACK", "/**/ commit ;", "ATTACH ':memory:' AS other", "DELETE FROM sp_calls"],
+    "postgres": ["COMMIT", "ROLLBACK", "commit and chain", "END"],
+}
+
+
+@pytest.mark.parametrize(
+    ("sql", "statement"),
+    [(kind, text) for kind, texts in ENDINGS.items() if kind in STORES for text in texts],
+    indirect=["sql"],
+)
+def test_the_transaction_is_the_librarys(sql, ledger, statement):
+    with pytest.raises(CallFailed) as caught, sql.resume("t") as run:
         run.call(transactional(lambda c: c.execute(statement)), "a")
     assert "UsageError" in caught.value.type
     assert ledger() == []
-    assert statuses(sqlite) == ["failed"]
+    assert statuses(sql) == ["failed"]
 
 
-def test_a_transactional_result_that_cannot_be_stored(sqlite, ledger):
+@pytest.mark.parametrize("sql", ["postgres"], indirect=True)
+def test_a_transaction_that_was_ended_all_the_same_is_in_doubt(sql, ledger):
+    """What is said to PostgreSQL need not look like it: what counts is whether it is the same transaction at the end."""
+    with pytest.raises(InDoubt), sql.resume("t") as run:
+        run.call(transactional(lambda c: c.execute("/**/ COMMIT; BEGIN")), "a")
+    assert ledger() == ["a"], "it stands without its record, and a person is asked"
+    assert statuses(sql) == ["in_doubt"]
+
+
+def test_a_transactional_result_that_cannot_be_stored(sql, ledger):
     @tool(effect="transactional", name="odd")
     def odd(*, connection):
-        connection.execute("INSERT INTO ledger VALUES ('odd')")
+        ledgers.insert(connection, entry="odd")
         return NotStorable()
 
     for _ in range(2):
-        with pytest.raises(RefusedType), sqlite.resume("t") as run:
+        with pytest.raises(RefusedType), sql.resume("t") as run:
             run.call(odd)
     assert ledger() == ["odd"]
 
 
-def test_a_transactional_call_among_others(sqlite, ledger, world):
+def test_a_transactional_call_among_others(sql, ledger, world):
     book, act = transactional(), declare(world, "read")
-    with sqlite.resume("t") as run:
+    with sql.resume("t") as run:
         assert run.call_many([book.bind("a"), act.bind(1), book.bind("b")]) == ["booked a", "done 1", "booked b"]
     assert sorted(ledger()) == ["a", "b"]
 
 
-def test_a_replanned_transactional_write_is_parked(sqlite, ledger):
+def test_a_replanned_transactional_write_is_parked(sql, ledger):
     book = transactional()
-    with died(sqlite, "t") as run:
+    with died(sql, "t") as run:
         run.call(book, "a")
         raise Death
-    with pytest.raises(InDoubt), sqlite.resume("t") as run:
+    with pytest.raises(InDoubt), sql.resume("t") as run:
         run.call(book, "A")
     assert ledger() == ["a"]
 
 
-def test_a_full_disk_that_the_tool_swallows_leaves_no_half_effect_behind(sqlite, ledger):
+def test_a_full_disk_that_the_tool_swallows_leaves_no_half_effect_behind(sqlite):
     """SQLite itself may have ended the transaction: then it is not known to be undone, and nobody says so."""
+
+    ledger = ledger_of(sqlite)
 
     @tool(effect="transactional", name="swallows")
     def swallows(*, connection):
