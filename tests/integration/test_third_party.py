@@ -22,8 +22,6 @@ from tests.support.scale import SOAK
 PAGE = (ROOT / "docs" / "write-a-store.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 STORE, TESTS = ("\n".join(BLOCK.findall(part)) for part in PAGE.split("## Test it"))
-# As a module: without what the page does with the store at its end.
-STORE = STORE[: STORE.index("\nwith safepoint.open(open_shelf")]
 
 
 def wheel(folder, name, points, **modules):
