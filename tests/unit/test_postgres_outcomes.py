@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from safepoint import _probe
-from safepoint.errors import Unavailable
+from safepoint.errors import Conflict, Unavailable
 from safepoint.model import new_id
 from safepoint.rows import CallWrite, Commit, replace
 from safepoint.stores import whole
@@ -181,4 +181,40 @@ def test_a_request_for_a_lease_that_arrives_a_second_time_and_late_takes_nothing
     monkeypatch.setattr(leases.secrets, "token_hex", lambda n: token)
     with pytest.raises(Unavailable, match="was over"):
         store.acquire("task", b"me")
+    store.close()
+
+
+@pytest.mark.parametrize("kind", ["call", "pause", "tool"])
+def test_a_row_is_not_taken_for_another_that_has_its_number(postgres, kind):
+    url = fresh_postgres_url()
+    schema = url.rpartition("schema=")[2]
+    store = open_store(url)
+    writer = Writer(store)
+    writer.save()
+    grant = store.acquire("task", b"me")
+    writer.guard = grant.guard
+    make, at = (writer.pause, "asked_at") if kind == "pause" else (writer.call, "started_at")
+    lost = make(**{at: 1_700_000_000_000_000})
+    with psycopg.connect(postgres.url, autocommit=True) as side:
+        # As a standby has it that was not sent the last commit.
+        side.execute(f"DELETE FROM {schema}.sp_calls; DELETE FROM {schema}.sp_pauses")
+        side.execute(f"UPDATE {schema}.sp_tasks SET last_call = 0, last_pause = 0, last_position = 0, recent = '{{}}'")
+    there = make(**{at: 1_700_000_000_000_001})
+    assert (there.no, there.version) == (lost.no, lost.version)
+
+    def settle(row):
+        if kind != "tool":
+            writer.write(replace(row, status="answered" if kind == "pause" else "failed"))
+            return
+        done = CallWrite(replace(row, status="succeeded", result=b"r"), "ended")
+        commit = Commit(task="task", id=new_id(), guard=grant.guard, calls=(done,))
+        store.transact("task", grant.guard, row, lambda conn: began.append(row) or commit)
+
+    began = []
+    with pytest.raises(Conflict, match="gone back"):
+        settle(lost)
+    assert began == [], "no tool may run for a call that is not there"
+    (row,) = store.pauses("task") if kind == "pause" else store.calls("task")[0]
+    assert row == there
+    settle(there)
     store.close()

@@ -272,8 +272,8 @@ class Commits(Reads):
         db = self._db
         try:
             link.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
-            given = (task, *guard, call.no, call.version, db.patience(link), db.sync)
-            answer = _Answer(run(link, db.function("sp_transact_1", 7), given)[0][0])
+            given = (task, *guard, call.no, call.version, encoded(call.idempotency_key), db.patience(link), db.sync)
+            answer = _Answer(run(link, db.function("sp_transact_1", 8), given)[0][0])
             if answer.word == "no_task":
                 raise refusals.no_task(task)
             if answer.word == "lost":

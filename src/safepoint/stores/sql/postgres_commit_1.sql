@@ -58,6 +58,7 @@ DECLARE
     at_seq bigint;
     at_id text;
     v bigint;
+    asked bigint;
     current text;
     lines bigint;
     line bigint;
@@ -129,10 +130,12 @@ BEGIN
             END IF;
         END IF;
 
+        -- Numbers and versions come a second time after a failover; the key of a call and the time of a pause do not.
         FOR k IN 0 .. i[15] - 1 LOOP
             IF i[ci + 16 * k + 1] > 0 THEN
-                SELECT x.version INTO v FROM {s}.sp_calls x WHERE x.task = t.n AND x.no = i[ci + 16 * k + 2];
-                IF v IS DISTINCT FROM i[ci + 16 * k + 1] THEN
+                SELECT x.version, x.idempotency_key INTO v, current FROM {s}.sp_calls x
+                WHERE x.task = t.n AND x.no = i[ci + 16 * k + 2];
+                IF v IS DISTINCT FROM i[ci + 16 * k + 1] OR current IS DISTINCT FROM s[cs + 6 * k + 4] THEN
                     RETURN CASE WHEN v IS NULL THEN 'no_call' ELSE 'call' END || last
                         || ARRAY[i[ci + 16 * k + 2]::text, v::text, i[ci + 16 * k + 1]::text];
                 END IF;
@@ -140,8 +143,9 @@ BEGIN
         END LOOP;
         FOR k IN 0 .. i[16] - 1 LOOP
             IF i[pi + 10 * k + 1] > 0 THEN
-                SELECT x.version INTO v FROM {s}.sp_pauses x WHERE x.task = t.n AND x.no = i[pi + 10 * k + 2];
-                IF v IS DISTINCT FROM i[pi + 10 * k + 1] THEN
+                SELECT x.version, x.asked_at INTO v, asked FROM {s}.sp_pauses x
+                WHERE x.task = t.n AND x.no = i[pi + 10 * k + 2];
+                IF v IS DISTINCT FROM i[pi + 10 * k + 1] OR asked IS DISTINCT FROM i[pi + 10 * k + 8] THEN
                     RETURN CASE WHEN v IS NULL THEN 'no_pause' ELSE 'pause' END || last
                         || ARRAY[i[pi + 10 * k + 2]::text, v::text, i[pi + 10 * k + 1]::text];
                 END IF;
@@ -251,7 +255,7 @@ END $$;
 -- comes the transaction's own number. The tool waits for locks as long as it likes: with a SET of its own, what this function sets
 -- ends with it.
 CREATE FUNCTION {s}.sp_transact_1(
-    p_task text, p_fence bigint, p_token text, p_no bigint, p_version bigint, wait int, sync boolean
+    p_task text, p_fence bigint, p_token text, p_no bigint, p_version bigint, p_key text, wait int, sync boolean
 ) RETURNS text[]
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET lock_timeout = 0 AS $$
 DECLARE
@@ -260,6 +264,7 @@ DECLARE
     l record;
     last text[];
     v bigint;
+    key text;
 BEGIN
     SELECT x.n, x.last_seq, x.last_call, x.last_pause, x.last_line, x.last_position INTO t
     FROM {s}.sp_tasks x WHERE x.task = p_task FOR UPDATE;
@@ -274,8 +279,8 @@ BEGIN
         END IF;
         RETURN 'lost'::text || last || ARRAY[NULL, NULL];
     END IF;
-    SELECT x.version INTO v FROM {s}.sp_calls x WHERE x.task = t.n AND x.no = p_no;
-    IF v IS DISTINCT FROM p_version THEN
+    SELECT x.version, x.idempotency_key INTO v, key FROM {s}.sp_calls x WHERE x.task = t.n AND x.no = p_no;
+    IF v IS DISTINCT FROM p_version OR key IS DISTINCT FROM p_key THEN
         RETURN CASE WHEN v IS NULL THEN 'no_call' ELSE 'call' END || last || ARRAY[p_no::text, v::text, p_version::text];
     END IF;
     RETURN 'done'::text || last || pg_current_xact_id()::text;
