@@ -96,7 +96,9 @@ def test_an_agent_killed_at_a_point(
     kind = request.node.callspec.params["db"]
     hits = hits_of("agent", kind, server, effects, tmp_path)
     rounds = scale(1, 6 if kind == "cluster" else 20)
-    spread = nth_hits(hits[point], rounds + 1)[1:]
+    # Not the very last: how often a request is made anew differs from run to run, as calls are made beside each other.
+    assert hits[point]
+    spread = nth_hits(max(1, hits[point] * 8 // 10), rounds + 1)[1:]
     for r in range(rounds):
         world, task = effects.world(), f"t{r}"
         # Every other one in a write that nobody can ask about, as in the tests of SQLite.

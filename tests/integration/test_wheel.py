@@ -127,13 +127,13 @@ ROUND_TRIP = """
 import safepoint
 from safepoint import State
 
-for url in ("memory://", "sqlite:///agent.db"):
+for url in ("memory://", "sqlite:///agent.db", "file:///folder"):
     cp = safepoint.open(url)
     state = State(task_id="task-1")
     state.messages.append({"role": "user", "content": "hello"})
     state.agent_state["phase"] = "plan"
     cp.save(state)
-    if url.startswith("sqlite"):  # what another process would see
+    if cp.store.persistent:  # what another process would see
         cp.close()
         cp = safepoint.open(url)
     back = cp.load_latest("task-1")
@@ -142,9 +142,17 @@ for url in ("memory://", "sqlite:///agent.db"):
     assert cp.load_latest("task-2") is None
     cp.close()
     print(url, "ok")
+for url, extra in (("postgresql://h/d", "postgres"), ("redis://h", "redis"), ("valkey://h", "redis")):
+    try:
+        safepoint.open(url)
+    except safepoint.MissingExtra as error:
+        assert f'pip install "safepoint[{extra}]"' in error.remedy, error.remedy
+        print(url, "missing")
 """
 
 
 def test_a_state_goes_in_and_comes_out(installed, tmp_path):
-    assert in_wheel_env(installed, ROUND_TRIP, tmp_path).split() == ["memory://", "ok", "sqlite:///agent.db", "ok"]
+    said = in_wheel_env(installed, ROUND_TRIP, tmp_path).splitlines()
+    assert said[:3] == ["memory:// ok", "sqlite:///agent.db ok", "file:///folder ok"]
+    assert said[3:] == ["postgresql://h/d missing", "redis://h missing", "valkey://h missing"]
     assert (tmp_path / "agent.db").exists()
