@@ -49,7 +49,9 @@ def test_a_password_that_is_not_escaped_is_not_taken_for_a_host(scheme, login):
 def test_a_port_or_a_database_that_is_no_number_is_said_before_anybody_is_asked():
     assert "port" in refused("postgresql://me@127.0.0.1:none/x").why
     assert "port" in refused("postgresql://me@127.0.0.1/x?port=none").why
-    assert "database" in refused(f"{shared_redis().url.rpartition('/')[0]}/cache").why
+    server = shared_redis().url.rpartition("/")[0]
+    assert "database" in refused(f"{server}/cache").why
+    assert "database" in refused(f"{server}/9999").remedy
 
 
 def test_a_single_server_is_no_cluster_and_a_node_is_no_single_server():

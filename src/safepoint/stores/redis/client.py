@@ -255,6 +255,9 @@ class Client:
                 cause: BaseException = error.__cause__ or error
                 if isinstance(cause, AuthenticationError):
                     raise self._unavailable(_why(cause), sent, "Correct user and password in the URL.") from None
+                if "DB index" in str(cause):
+                    remedy = "Correct the number of its database in the URL."
+                    raise UsageError(f"{self.name} is not there", _why(cause), remedy) from None
                 if isinstance(cause, Refused):
                     self._refuse(cause, sent)
             except Lost as error:
