@@ -172,7 +172,8 @@ class Ending(Caller):
 
     def _exit_context(self) -> None:
         if self._token is not None:
-            with contextlib.suppress(ValueError):  # left in another context than it was entered in
+            # Left in another context than it was entered in; or Ctrl-C came when it had just been left.
+            with contextlib.suppress(ValueError, RuntimeError):
                 current.reset(self._token)
             self._token = None
 

@@ -22,6 +22,7 @@ from safepoint import (
     UsageError,
     tool,
 )
+from safepoint.tools import current
 from tests.support.runs import Death, Failing, declare, died, statuses
 
 # -- pauses
@@ -258,6 +259,14 @@ def test_a_block_left_early_is_interrupted(cp, error):
             raise error
     assert cp.status("t").status == "interrupted"
     assert len(cp.list_checkpoints("t")) == 1
+
+
+def test_an_interrupt_right_after_the_context_was_left_lets_go_of_the_task(cp):
+    with pytest.raises(KeyboardInterrupt), cp.resume("t") as run:
+        current.reset(run._token)  # as far as it had come
+        raise KeyboardInterrupt
+    assert cp.status("t").status == "interrupted"
+    cp.resume("t").close()
 
 
 def test_a_held_task_is_refused_at_once_or_waited_for(cp):
