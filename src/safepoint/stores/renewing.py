@@ -41,13 +41,15 @@ def clock() -> float:
 class Claim:
     """A lease that this process has: ``Grant.handle`` of the stores that renew."""
 
-    __slots__ = ("__weakref__", "guard", "lost", "pid", "task", "until")
+    __slots__ = ("__weakref__", "guard", "leaving", "lost", "pid", "task", "until")
 
     def __init__(self, task: str, guard: Guard, until: float) -> None:
         self.task = task
         self.guard = guard
         self.until = until
         self.lost = False
+        self.leaving = False
+        """Its release is under way: that the server does not know it any more means nothing."""
         self.pid = os.getpid()
 
     def __repr__(self) -> str:
@@ -217,7 +219,7 @@ class Renewals:
                 with self._lock:
                     known = self._mine.get(claim.guard.token) is claim
                     claim.lost = True
-                if known:  # else it was released meanwhile
+                if known and not claim.leaving:  # else it was released meanwhile
                     log.warning("the lease on task %s with fence %d was taken over", claim.task, claim.guard.fence)
         return True
 

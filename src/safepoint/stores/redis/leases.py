@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any
 
 from safepoint import _probe
@@ -86,11 +88,18 @@ class Leases:
         _probe.at("acquire.after")
         guard = Guard(int(fence), token)
         self._renewals.lose(task, token)
-        return Grant(guard, previous.decode(), int(presumed), self._renewals.claim(task, guard, sent_at))
+        grant = Grant(guard, previous.decode(), int(presumed), self._renewals.claim(task, guard, sent_at))
+        if client.cluster and not announced:
+            # The index lies on other nodes, and one of them may have lost the task's name in a failover.
+            with suppress(SafepointError):
+                client.announce(task, deadline=min(deadline, time.monotonic() + 1))
+        return grant
 
     def release(self, task: str, grant: Grant, patch: TaskPatch | None = None) -> None:
         fence, token = grant.guard
         args = [self._ttl, fence, token, now(), *patched(patch)]
+        if isinstance(grant.handle, Claim):
+            grant.handle.leaving = True
         try:
             self._client.write("release", self._client.keys.of(task), args)
         except SafepointError as error:
