@@ -94,6 +94,8 @@ class Leases:
 
         if isinstance(grant.handle, Claim):
             grant.handle.leaving = True
+        if isinstance(grant.handle, Claim):
+            grant.handle.leaving = True
         try:
             self._db.repeat(once, {"task": task})
         except Unavailable as error:
