@@ -94,8 +94,6 @@ class Leases:
 
         if isinstance(grant.handle, Claim):
             grant.handle.leaving = True
-        if isinstance(grant.handle, Claim):
-            grant.handle.leaving = True
         try:
             self._db.repeat(once, {"task": task})
         except Unavailable as error:
@@ -139,10 +137,10 @@ class Leases:
 
     # -- in the background
 
-    def _renew(self, claims: list[Claim]) -> Renewed:
+    def _renew(self, claims: list[Claim]) -> Collection[str]:
         statement = self._db.sql("postgres_read")["renew"]
         rows = self._beats.ask(statement, (self._renewals.lease, *_named(claims)), self._renewals.lease / 3)
-        return {token for (token,) in rows}, {}
+        return {token for (token,) in rows}
 
     def _forsake(self, claims: list[Claim]) -> None:
         self._beats.ask(self._db.sql("postgres_read")["forsake"], _named(claims), min(self._renewals.every, self._db.timeout))
