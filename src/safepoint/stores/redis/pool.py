@@ -33,16 +33,13 @@ class Lost(Exception):
 
 
 class _Loan:
-    """A connection while somebody has it. Apart from redis-py's own object, which refers to itself and would be collected late."""
+    """A connection while somebody has it. Apart from redis-py's own object, which refers to itself and is collected late: by then
+    its place has long been free. (No finalizer closes it sooner: that would run after each request, and Ctrl-C in it is lost.)"""
 
     __slots__ = ("__weakref__", "connection")
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
-
-    def __del__(self) -> None:
-        if self.connection is not None:
-            self.connection.disconnect()
 
 
 class Pool:
@@ -116,11 +113,10 @@ class Pool:
     def _give(self, loan: _Loan) -> None:
         with self._lock:
             self._lent.discard(loan)
-            connection, loan.connection = loan.connection, None
             if self._closed:
-                connection.disconnect()
+                loan.connection.disconnect()
             else:
-                self._idle.append(connection)
+                self._idle.append(loan.connection)
             self._free.notify()
 
     def forget(self) -> None:
