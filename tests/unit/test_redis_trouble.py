@@ -13,6 +13,7 @@ from safepoint.rows import TaskPatch, replace
 from safepoint.stores.redis import commit as commits
 from safepoint.stores.redis import sweep
 from safepoint.stores.redis.store import RedisStore
+from safepoint.stores.renewing import clock
 from safepoint.stores.url import open_store
 from safepoint.testing.build import Writer, obj, tree
 from tests.support.redis_line import Line
@@ -72,7 +73,7 @@ def test_what_frees_memory_can_be_done_when_there_is_none(own):
             Writer(store, "three").save(*tree("d"))
         grants = store.lease("one")
         assert grants is not None
-        assert store._renew([claim for claim in store._renewals._mine.values() if claim.task == "one"]) == {grants.token}
+        assert store._renew([claim for claim in store._renewals._mine.values() if claim.task == "one"]) == ({grants.token}, {})
         (claim,) = [claim for claim in store._renewals._mine.values() if claim.task == "one"]
         store._forsake([claim])
         gone = store.prune("two", [1, 2])
@@ -331,6 +332,29 @@ def test_a_number_of_writes_that_comes_again_is_no_proof_that_rows_may_go(monkey
         store.close()
     finally:
         server.close()
+
+
+# -- leases
+
+
+def test_a_task_that_is_damaged_takes_no_other_lease_with_it(url, raw, caplog):
+    store = open_store(url, timeout=5, durability="process", lease=2)
+    tasks = {task: store.acquire(task, b"me").guard for task in ("odd", "a", "b")}
+    key = store._client.keys.task("odd")
+    kept = raw.dump(key)
+    raw.set(key, "something else")
+    end = clock() + 3
+    while clock() < end:
+        assert [store.holds(task, tasks[task]) for task in ("a", "b")] == [True, True]
+        time.sleep(0.02)
+    assert not store.holds("odd", tasks["odd"])
+    assert "leases of 1 tasks are not renewed" in caplog.text
+    raw.restore(key, 0, kept, replace=True)
+    end = clock() + 5
+    while not store.holds("odd", tasks["odd"]):
+        assert clock() < end
+        time.sleep(0.02)
+    store.close()
 
 
 # -- closed

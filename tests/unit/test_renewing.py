@@ -28,6 +28,7 @@ class Server:
         self.tokens = set()
         self.beats = 0
         self.out = self.strange = False
+        self.silent = {}
         self.told = []
         self.renewals = Renewals(lease, self.renew, self.forsake)
 
@@ -37,7 +38,8 @@ class Server:
             raise Unavailable("nobody answers")
         if self.strange:
             raise ValueError("no host")
-        return {claim.guard.token for claim in claims} & self.tokens
+        asked = {claim.guard.token for claim in claims}
+        return asked & self.tokens - self.silent.keys(), self.silent
 
     def forsake(self, claims):
         if self.out:
@@ -113,6 +115,34 @@ def test_an_outage_that_is_shorter_than_the_lease_loses_nothing(server):
     server.out = False
     until(lambda: server.beats > 8)
     assert server.renewals.holds("t", guard)
+
+
+def test_what_is_not_heard_of_keeps_its_time_and_is_asked_for_soon_while_the_others_go_on(server, caplog):
+    (first, near), (second, far) = server.take("near"), server.take("far")
+    until(lambda: server.beats > 1)
+    server.silent = {second.token: "its node is silent"}
+    ends, beats, since = far.until, server.beats, clock()
+    while clock() < ends:
+        assert server.renewals.holds("near", first)
+        assert not far.lost
+        time.sleep(0.01)
+    # (A beat may have been under way.)
+    assert far.until <= since + LEASE
+    assert not server.renewals.holds("far", second)
+    assert server.beats - beats > 1.2 * LEASE / server.renewals.every, "it is asked for more often than at each beat"
+    server.silent = {}
+    until(lambda: server.renewals.holds("far", second))
+    assert (near.lost, far.lost) == (False, False)
+    said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert said == ["leases of 1 tasks are not renewed, trying again: its node is silent"], "one line for an outage"
+
+
+def test_who_is_lost_is_told_of_apart_from_who_is_not_heard_of(server):
+    (_, one), (second, two) = server.take("a"), server.take("b")
+    server.silent = {second.token: "silent"}
+    server.tokens.clear()
+    until(lambda: one.lost)
+    assert not two.lost
 
 
 def test_an_error_that_nobody_thought_of_ends_no_thread(server, caplog):

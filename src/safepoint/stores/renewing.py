@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -23,7 +23,7 @@ from safepoint.rows import Guard
 from safepoint.stores import holder as people
 from safepoint.stores.forking import each_at_fork
 
-__all__ = ["Claim", "Renewals", "asking", "clock", "is_dead", "this_process"]
+__all__ = ["Claim", "Renewals", "Renewed", "asking", "clock", "is_dead", "this_process"]
 
 log = logging.getLogger("safepoint")
 
@@ -64,20 +64,26 @@ _asked_for: set[str] = set()
 """Tokens that requests for a lease are under way with: the server may have granted one of which nobody has heard here yet."""
 
 
+Renewed = tuple[Collection[str], Mapping[str, str]]
+"""Tokens of leases that are still held; and of those that were not heard of, with why."""
+
+
 class Renewals:
     """The claims that one store has taken, and the thread that renews them.
 
     Args:
         lease: Seconds that the server gives at each renewal.
-        renew: Renews claims in as few trips as can be, within ``lease`` seconds, and returns the tokens of those that are still
-            held. On a connection of its own, since the others may all be waiting. Raises a SafepointError if nobody answers.
+        renew: Renews claims in as few trips as can be, and returns the tokens of those that are still held, and of those that
+            nobody answered for, with why. Any other is lost. On a connection of its own, since the others may all be waiting;
+            and where some may be silent while others answer, within ``every`` seconds: until it returns, nothing is held for
+            longer. Raises a SafepointError if nobody answers.
         forsake: Tells the server that these claims were let go of, if it can; what it raises is forgotten.
     """
 
     def __init__(
         self,
         lease: float,
-        renew: Callable[[list[Claim]], Collection[str]],
+        renew: Callable[[list[Claim]], Renewed],
         forsake: Callable[[list[Claim]], None],
     ) -> None:
         self.lease = lease
@@ -193,7 +199,7 @@ class Renewals:
                 log.warning("leases of %d tasks could not be given up", len(left), exc_info=True)
 
     def _renew_all(self) -> bool:
-        """One beat; False if nobody answered."""
+        """One beat; False if it should soon be done again, as not all were heard of."""
         with self._lock:
             mine = [claim for claim in self._mine.values() if not claim.lost]
         renew = self._renew()
@@ -201,27 +207,32 @@ class Renewals:
             return True
         sent_at = clock()
         try:
-            held = renew(mine)
+            held, silent = renew(mine)
         except Exception as error:  # also one that nobody thought of: a thread that ends on it would let all leases run out
-            if not self._silent:  # once for an outage, not once for each try
-                known_of = isinstance(error, SafepointError)
-                said = str(error) if known_of else type(error).__name__
-                log.warning("leases of %d tasks are not renewed, trying again: %s", len(mine), said, exc_info=not known_of)
-            self._silent = True
+            known_of = isinstance(error, SafepointError)
+            self._say_silent(len(mine), str(error) if known_of else type(error).__name__, exc_info=not known_of)
             return False
-        if self._silent:
-            log.info("leases are renewed again")
-            self._silent = False
         for claim in mine:
             if claim.guard.token in held:
                 claim.until = max(claim.until, sent_at + self.lease)
-            else:
+            elif claim.guard.token not in silent:
                 with self._lock:
                     known = self._mine.get(claim.guard.token) is claim
                     claim.lost = True
                 if known and not claim.leaving:  # else it was released meanwhile
                     log.warning("the lease on task %s with fence %d was taken over", claim.task, claim.guard.fence)
+        if silent:
+            self._say_silent(len(silent), next(iter(silent.values())))
+            return False
+        if self._silent:
+            log.info("leases are renewed again")
+            self._silent = False
         return True
+
+    def _say_silent(self, tasks: int, why: str, *, exc_info: bool = False) -> None:
+        if not self._silent:  # once for an outage, not once for each try
+            log.warning("leases of %d tasks are not renewed, trying again: %s", tasks, why, exc_info=exc_info)
+        self._silent = True
 
 
 def _beat(ref: weakref.ref[Renewals]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Collection
 from typing import Any
 
 import psycopg
@@ -27,7 +26,7 @@ from safepoint.stores.postgres.errors import is_lost
 from safepoint.stores.postgres.link import Link
 from safepoint.stores.postgres.pool import forget
 from safepoint.stores.postgres.rows import ints, texts
-from safepoint.stores.renewing import Claim, Renewals, asking, clock, is_dead, this_process
+from safepoint.stores.renewing import Claim, Renewals, Renewed, asking, clock, is_dead, this_process
 
 __all__ = ["Leases"]
 
@@ -137,10 +136,10 @@ class Leases:
 
     # -- in the background
 
-    def _renew(self, claims: list[Claim]) -> Collection[str]:
+    def _renew(self, claims: list[Claim]) -> Renewed:
         statement = self._db.sql("postgres_read")["renew"]
         rows = self._beats.ask(statement, (self._renewals.lease, *_named(claims)), self._renewals.lease / 3)
-        return {token for (token,) in rows}
+        return {token for (token,) in rows}, {}
 
     def _forsake(self, claims: list[Claim]) -> None:
         self._beats.ask(self._db.sql("postgres_read")["forsake"], _named(claims), min(self._renewals.every, self._db.timeout))

@@ -10,7 +10,7 @@ import hashlib
 import random
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -23,7 +23,7 @@ from safepoint.errors import Damaged, SafepointError, StoreFull, Unavailable, Us
 from safepoint.stores.forking import each_at_fork
 from safepoint.stores.redis.layout import Keys
 from safepoint.stores.redis.nodes import Address, Nodes
-from safepoint.stores.redis.pool import Exhausted, Lost, Unsent
+from safepoint.stores.redis.pool import Exhausted, Lost, Pool, Unsent
 from safepoint.stores.redis.wire import Refused
 from safepoint.stores.url import redact
 
@@ -80,6 +80,9 @@ class Client:
     def cluster(self) -> bool:
         return self._nodes.cluster
 
+    def learn(self, other: Client) -> None:
+        self._nodes.learn(other._nodes)
+
     def deadline(self) -> float:
         """Until when a verb that begins now has to end; of ``time.monotonic``."""
         return time.monotonic() + self.timeout
@@ -135,6 +138,32 @@ class Client:
         requests: list[tuple[bytes, Command]] = [(keys[0], ("EVALSHA", sha, len(keys), *keys, *args)) for keys, args in calls]
         return self._spread(requests, deadline, text)
 
+    def each(self, name: str, calls: Sequence[tuple[Sequence[bytes], Sequence[Any]]], deadline: float) -> Replies:
+        """As ``scripts``, but a node that is silent, or a task that is damaged, costs the others nothing: the error is in its place."""
+        self.refuse_if_closed()
+        text, sha = source(name)
+        requests: list[tuple[bytes, Command]] = [(keys[0], ("EVALSHA", sha, len(keys), *keys, *args)) for keys, args in calls]
+        replies: Replies = [None] * len(requests)
+        silent: dict[int, Exception] = dict.fromkeys(range(len(requests)), Unsent())
+        # Who is silent is asked again: only the connection may have been lost, or another node may have by now what it had.
+        for tries in (2, 1):
+            refused, silent = self._by_node(requests, replies, _share(deadline, tries), silent, shared=True)
+            for done, i in enumerate(refused):
+                key, request = requests[i]
+                try:
+                    (replies[i],) = self._run(key, [request], _share(deadline, len(refused) - done), {0: text})
+                except SafepointError as error:
+                    replies[i] = error
+            if not silent:
+                break
+            try:
+                self._nodes.changed(_share(deadline, 3))
+            except Unsent:
+                pass
+        for i, cause in silent.items():
+            replies[i] = self._unavailable(_why(cause.__cause__ or cause), False, "Look at the server, then try again.")
+        return replies
+
     def announce(self, task: str, *, deadline: float | None = None) -> None:
         """Name a task in the index, before it is created: from then on it is listed, once it is there."""
         # Whether it was heard twice is of no consequence, and no replica is waited for.
@@ -169,7 +198,8 @@ class Client:
         if self.cluster:
             # By slot: whichever node has it, has all of it.
             groups = {}
-            for i in self._by_node(requests, replies, deadline):
+            refused, silent = self._by_node(requests, replies, deadline, range(len(requests)))
+            for i in [*refused, *silent]:
                 groups.setdefault(key_slot(requests[i][0]), []).append(i)
         for group in groups.values():
             texts = {} if text is None else dict.fromkeys(range(len(group)), text)
@@ -178,27 +208,42 @@ class Client:
                 replies[i] = reply
         return replies
 
-    def _by_node(self, requests: Sequence[tuple[bytes, Command]], replies: Replies, deadline: float) -> list[int]:
-        """Ask each node of a cluster once for all that it has. Returns which requests have no answer by that."""
-        nodes: dict[Any, list[int]] = {}
-        left: list[int] = []
-        for i, (key, _) in enumerate(requests):
+    def _by_node(
+        self,
+        requests: Sequence[tuple[bytes, Command]],
+        replies: Replies,
+        deadline: float,
+        which: Iterable[int],
+        *,
+        shared: bool = False,
+    ) -> tuple[list[int], dict[int, Exception]]:
+        """Ask each node once for all that it has. Returns which requests were refused, and which have no answer at all.
+
+        Args:
+            shared: Nobody that does not answer may use up the time of all the others.
+        """
+        nodes: dict[Pool, list[int]] = {}
+        refused: list[int] = []
+        silent: dict[int, Exception] = {}
+        for i in which:
             try:
-                nodes.setdefault(self._nodes.of(key, deadline), []).append(i)
-            except Unsent:
-                left.append(i)
-        for pool, group in nodes.items():
+                nodes.setdefault(self._nodes.of(requests[i][0], deadline), []).append(i)
+            except Unsent as error:
+                silent[i] = error
+        # Last those that were silent the last time.
+        for done, (pool, group) in enumerate(sorted(nodes.items(), key=lambda node: not node[0].answers)):
+            end = _share(deadline, len(nodes) - done) if shared else deadline
             try:
-                found = pool.exchange([requests[i][1] for i in group], deadline)
-            except (Unsent, Lost):
-                left += group
+                found = pool.exchange([requests[i][1] for i in group], end)
+            except (Unsent, Lost) as error:
+                silent |= dict.fromkeys(group, error)
                 continue
             for i, reply in zip(group, found, strict=True):
                 if isinstance(reply, Refused):
-                    left.append(i)
+                    refused.append(i)
                 else:
                     replies[i] = reply
-        return left
+        return refused, silent
 
     def _run(
         self, key: bytes, commands: Sequence[Command], deadline: float | None, texts: dict[int, bytes], *, writes: bool = False
@@ -319,6 +364,12 @@ def _address(error: Refused) -> Address:
     """Where an ASK points."""
     host, _, port = str(error).rpartition(" ")[2].rpartition(":")
     return host, int(port)
+
+
+def _share(deadline: float, among: int) -> float:
+    """Until when one of so many may take: for a third of the time at most, unless it is one of the last."""
+    now = time.monotonic()
+    return now + max(0.0, deadline - now) / min(among, 3)
 
 
 def _why(cause: BaseException) -> str:

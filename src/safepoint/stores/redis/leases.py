@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
@@ -17,7 +16,7 @@ from safepoint.stores.foreseen import Foreseen
 from safepoint.stores.redis import layout
 from safepoint.stores.redis.client import Client
 from safepoint.stores.redis.commit import now, patched
-from safepoint.stores.renewing import Claim, Renewals, asking, clock, is_dead, this_process
+from safepoint.stores.renewing import Claim, Renewals, Renewed, asking, clock, is_dead, this_process
 
 __all__ = ["Leases"]
 
@@ -148,11 +147,18 @@ class Leases:
 
     # -- for the thread that renews
 
-    def _renew(self, claims: list[Claim]) -> Collection[str]:
+    def _renew(self, claims: list[Claim]) -> Renewed:
         lease = int(self._renewals.lease * 1_000_000)
-        calls: list[tuple[Any, list[Any]]] = [(self._beats.keys.of(c.task), [*c.guard, lease]) for c in claims]
-        held = self._beats.scripts("renew", calls)
-        return {claim.guard.token for claim, still in zip(claims, held, strict=True) if still}
+        answers = self._each("renew", claims, [[*c.guard, lease] for c in claims])
+        silent = {token: str(answer) for token, answer in answers if isinstance(answer, SafepointError)}
+        return {token for token, answer in answers if answer == 1}, silent
 
     def _forsake(self, claims: list[Claim]) -> None:
-        self._beats.scripts("forsake", [(self._beats.keys.of(c.task), [self._ttl, *c.guard]) for c in claims])
+        self._each("forsake", claims, [[self._ttl, *c.guard] for c in claims])
+
+    def _each(self, name: str, claims: list[Claim], args: list[list[Any]]) -> list[tuple[str, Any]]:
+        calls = [(self._beats.keys.of(claim.task), given) for claim, given in zip(claims, args, strict=True)]
+        self._beats.learn(self._client)
+        # Not for longer than a beat: while one node is waited for, nothing is renewed on the others.
+        answers = self._beats.each(name, calls, time.monotonic() + min(self._renewals.every, self._beats.timeout))
+        return [(claim.guard.token, answer) for claim, answer in zip(claims, answers, strict=True)]

@@ -133,6 +133,11 @@ class Nodes:
             raise Unsent(f"no node has slot {slot}")
         return self.pool(owners[i][1])
 
+    def learn(self, other: Nodes) -> None:
+        """Know what others of this process have found out: the one node that the URL names may be silent by now."""
+        if not self._layout[0]:
+            self._layout = other._layout
+
     def primaries(self, deadline: float) -> list[Address]:
         """Every server that takes writes."""
         if not self.cluster:

@@ -55,6 +55,8 @@ class Pool:
         # Weakly: what an interrupt made nobody give back, nobody has, and its place is free.
         self._lent: weakref.WeakSet[_Loan] = weakref.WeakSet()
         self._closed = False
+        self.answers = True
+        """Whether the server answered when it was last asked."""
 
     def exchange(self, commands: Sequence[Sequence[Any]], deadline: float) -> list[Any]:
         """Send these, and return their answers; a ``Refused`` is in its place among them.
@@ -79,6 +81,7 @@ class Pool:
             clean = True
             return answers
         finally:
+            self.answers = clean
             # Also after Ctrl-C: an answer that is still to come would be taken for that of the next request.
             if not clean:
                 connection.disconnect()
