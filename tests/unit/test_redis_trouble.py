@@ -8,8 +8,8 @@ import pytest
 import redis
 
 from safepoint import _probe
-from safepoint.errors import Conflict, StoreFull, Unavailable, UsageError
-from safepoint.rows import TaskPatch, replace
+from safepoint.errors import Conflict, LeaseHeld, StoreFull, Unavailable, UsageError
+from safepoint.rows import Head, TaskPatch, replace
 from safepoint.stores.redis import commit as commits
 from safepoint.stores.redis import sweep
 from safepoint.stores.redis.store import RedisStore
@@ -235,6 +235,27 @@ def test_what_was_sent_twice_is_on_the_replicas_too(tmp_path):
         line.close()
         replica.close()
         primary.close()
+
+
+def test_what_wrote_nothing_is_told_as_it_is_also_where_replicas_are_missing(own):
+    plain = open_store(own.safepoint_url, durability="process")
+    store = open_store(own.safepoint_url, timeout=0.5, durability="process", wait_replicas=1)
+    writer = Writer(plain)
+    first = writer.save()
+    writer.save()
+    with pytest.raises(Conflict):
+        Writer(store, head=Head(first.seq, first.head.id)).save()
+    assert plain.pin("task", 9, True) is False  # so that the server knows the script
+    grant = plain.acquire("task", b"me")
+    with pytest.raises(LeaseHeld):
+        Writer(store, head=writer.head).save()
+    assert store.pin("task", 9, True) is False
+    with pytest.raises(Unavailable, match="replicas"):
+        store.pin("task", 1, True)
+    plain.release("task", grant)
+    assert [row.pinned for row in plain.headers("task")] == [False, True]
+    plain.close()
+    store.close()
 
 
 # -- a server that has gone back

@@ -39,6 +39,8 @@ _AGAIN = {"LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "BUSY"
 """Refusals that pass by themselves. None of them comes after a script has begun to write."""
 _EARLIER = {b"existed", b"recent", b"granted"}
 """Answers of scripts to what they may have done before."""
+_NOTHING = {b"absent", b"announce", b"ask", b"away", b"changed", b"floor", b"gone", b"held", b"lost", b"moved", b"numbers"}
+"""Answers of scripts that have written nothing."""
 _PLACE = re.compile(r" script: (?:[0-9a-f]+, )?on @")
 """Where in a script: of no use to people, and whatever stands before an `@` would be taken for a password."""
 _RIGHTS = re.compile(r"ACL failure|NOPERM|[Uu]nknown (Redis |Valkey |Server )?command")
@@ -108,8 +110,10 @@ class Client:
             return self._run(keys[0], request, deadline, {0: text}, writes=True)[0]
         wait = ("WAIT", self.wait_replicas, max(1, int((deadline - time.monotonic()) * 800)))
         (reply, had), again = self._tries(keys[0], [*request, wait], deadline, {0: text}, writes=True)
-        earlier = isinstance(reply, list) and reply[:1] and reply[0] in _EARLIER
-        if again or earlier:
+        word = reply[0] if isinstance(reply, list) and reply else reply
+        if not again and (word == 0 or word in _NOTHING):
+            return reply
+        if again or word in _EARLIER:
             # It was written over another connection, and WAIT waits for the writes of its own.
             _, had = self._run(keys[0], [("SET", keys[0] + b":w", 1, "EX", 60), wait], deadline, {}, writes=True)
         if had < self.wait_replicas:
