@@ -258,6 +258,19 @@ def test_what_wrote_nothing_is_told_as_it_is_also_where_replicas_are_missing(own
     store.close()
 
 
+def test_a_refusal_of_the_server_is_told_in_its_words(own):
+    store = open_store(own.safepoint_url, timeout=0.3, durability="process")
+    with redis.Redis.from_url(own.url) as raw:
+        raw.config_set("min-replicas-to-write", "1")
+        try:
+            with pytest.raises(Unavailable) as caught:
+                store.acquire("task", b"me")
+        finally:
+            raw.config_set("min-replicas-to-write", "0")
+    assert caught.value.why.rstrip(".") == "NOREPLICAS Not enough good replicas to write"
+    store.close()
+
+
 # -- a server that has gone back
 
 

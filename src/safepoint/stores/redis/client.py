@@ -349,10 +349,8 @@ class Client:
         if "cluster support disabled" in text:
             raise UsageError(f"{self.name} is no node of a cluster", text, "Leave out cluster=true.") from error
         if _RIGHTS.search(text):
-            said = _PLACE.split(text)[0]
-            raise self._unavailable(
-                f"something that the store needs is not permitted: {said}", sent, "Give its user the right (ACL SETUSER)."
-            ) from error
+            why = f"something that the store needs is not permitted: {text}"
+            raise self._unavailable(why, sent, "Give its user the right (ACL SETUSER).") from error
         if code == "WRONGTYPE" or (code == "ERR" and "user_script" in text):
             # The scripts take everything to be as it was written.
             raise Damaged(f"a task in {self.name} is damaged", text, "Restore the server from a backup.") from error
@@ -361,7 +359,7 @@ class Client:
 
     def _unavailable(self, why: str, sent: bool, remedy: str) -> SafepointError:
         what = f"{self.name} gave no answer in {self.timeout:g} s" if sent else f"{self.name} is not available"
-        return Unavailable(what, redact(why), remedy, **({"unknown": True} if sent else {}))
+        return Unavailable(what, redact(_PLACE.split(why)[0]), remedy, **({"unknown": True} if sent else {}))
 
 
 def _address(error: Refused) -> Address:
