@@ -538,7 +538,7 @@ def test_a_server_that_is_full_says_so():
 def test_what_a_tool_does_to_its_session_is_nobody_elses(tool, url, store):
     def change(conn):
         conn.row_factory = psycopg.rows.dict_row
-        conn.execute("SET statement_timeout = 1")
+        conn.execute("SET statement_timeout = 60000")
 
     tool(change)
     with store.connection() as conn:

@@ -178,7 +178,9 @@ def test_a_call_that_is_interrupted_leaves_no_half_used_connection(url, store):
     for _ in range(3):
         assert store.task("task") is not None
     pool = store._db._pool
-    assert pool._idle and not list(pool._lent) and not list(pool._opening)
+    assert pool._idle
+    assert not list(pool._lent)
+    assert not list(pool._opening)
     assert all(link.idle for link in pool._idle)
 
 
