@@ -123,7 +123,7 @@ def test_both_sides_go_on_at_once(url: str) -> None:
         for child in children:
             child.join()
             assert child.exitcode == 0
-        messages = cp.load_latest("shared").messages  # type: ignore[union-attr]
+        messages = cp.load_latest("shared").messages
         assert sorted(messages) == sorted(f"{who} {n}" for who in ("parent", "child0", "child1", "child2") for n in range(20))
 
 

@@ -108,7 +108,8 @@ def test_a_lease_that_an_interrupt_took_from_its_taker_is_nobodys(store):
     interrupted = fence = 0
     with interrupts(6) as disturbed:
         for i in range(scale(150, 3000)):
-            task, got = f"t{i % 5}", []
+            task = f"t{i % 5}"
+            got: list[Any] = []
 
             def verb(task: str = task, got: list[Any] = got) -> None:
                 got.append(store.acquire(task, b"first"))

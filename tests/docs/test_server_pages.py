@@ -111,6 +111,7 @@ def test_the_settings_of_the_redis_page_are_real_ones(valkey):
         for line in settings.splitlines():
             name, value = shlex.split(line)
             before = admin.config_get(name)[name]
+            assert before is not None
             admin.config_set(name, value)
             assert admin.config_get(name)[name] == value
             admin.config_set(name, before)

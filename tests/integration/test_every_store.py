@@ -231,7 +231,8 @@ def test_filters_find_what_they_find_in_memory(pair):
         for n, key in enumerate(KEYS):
             for value in VALUES if n < 2 else VALUES[n :: scale(9, 1)]:
                 found.append(answer(lambda f={key: value}: [c.seq for c in cp.list_checkpoints("t", filter=f)]))  # noqa: PERF401
-        for f in ({}, None, [], "k", {"k": 1, "": 1}):
+        odd: list[Any] = [{}, None, [], "k", {"k": 1, "": 1}]
+        for f in odd:
             found.append(answer(lambda f=f: [c.seq for c in cp.list_checkpoints("t", filter=f, limit=3)]))  # noqa: PERF401
         found += [[c.seq for c in cp.list_checkpoints("t", filter={k: "v"})] for k in KEYS]
         return found
@@ -459,6 +460,7 @@ def test_two_checkpointers_of_one_store_see_each_other(url):
         state = State("t")
         one.save(state)
         other = two.load_latest("t")
+        assert other is not None
         other.messages.append("two")
         two.save(other)
         with pytest.raises(Conflict):
@@ -482,5 +484,6 @@ def test_options_may_stand_in_the_url(url):
     for contrary in ({"durability": "full"}, {"timeout": 8}):
         with pytest.raises(UsageError, match="two values"):
             safepoint.open(more, **contrary)
+    neither: Any = ""
     with pytest.raises(UsageError, match="full or process"):
-        safepoint.open(url, durability="")
+        safepoint.open(url, durability=neither)

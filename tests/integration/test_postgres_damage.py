@@ -47,7 +47,7 @@ def schema_of(url: str) -> str:
 
 def ask(url: str, statement: str, *values: object) -> list[tuple[object, ...]]:
     with psycopg.connect(url.rpartition("&")[0], autocommit=True) as conn:
-        cursor = conn.execute(statement.replace("{s}", schema_of(url)), values)  # type: ignore[arg-type]
+        cursor = conn.execute(statement.replace("{s}", schema_of(url)), values)
         return cursor.fetchall() if cursor.description else []
 
 
@@ -112,7 +112,7 @@ def test_objects_on_a_damaged_page_are_named(server: Postgres, url: str) -> None
     store.write_task(image)
     store.close()
     page = page_of(url, "sp_objects", "name = %s", image.objects[400].name)
-    on = {bytes(n) for (n,) in ask(url, "SELECT name FROM {s}.sp_objects WHERE (ctid::text::point)[0]::int = %s", page)}  # type: ignore[arg-type, call-overload]
+    on = {bytes(n) for (n,) in ask(url, "SELECT name FROM {s}.sp_objects WHERE (ctid::text::point)[0]::int = %s", page)}  # type: ignore[call-overload]
     spoil(server, url, "sp_objects", [page])
     store = open_store(url, durability="process")
     parts = parts_of(store, "long")
@@ -240,7 +240,7 @@ def test_a_text_that_is_no_utf8_is_damage(url: str) -> None:
         # The server lets no such text in, but by a cast that looks at nothing.
         conn.execute("CREATE CAST (bytea AS text) WITHOUT FUNCTION")
         for table, column in spoilt.items():
-            conn.execute(f"UPDATE {schema_of(url)}.{table} SET {column} = '\\xff'::bytea::text")  # type: ignore[arg-type]
+            conn.execute(f"UPDATE {schema_of(url)}.{table} SET {column} = '\\xff'::bytea::text")
         conn.execute("DROP CAST (bytea AS text)")
     for read in (store.task, store.branches, store.headers, store.calls, lambda task: store.read(task, seq=1)):
         with pytest.raises(Damaged):

@@ -75,7 +75,9 @@ def test_saves_go_on_while_their_slot_moves_there_and_back(store, move):
     grant = store.acquire("task", b"me")
     writer = Writer(store, guard=grant.guard)
     writer.save(*tree("0"))
-    stop, failed, done = threading.Event(), [], [1]
+    stop = threading.Event()
+    failed: list[BaseException] = []
+    done: list[int | None] = [1]
 
     def save():
         try:

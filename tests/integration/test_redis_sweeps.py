@@ -131,7 +131,7 @@ def test_a_sweep_in_the_middle_of_a_big_save_takes_nothing_of_it(store: RedisSto
     writer = chain(store, 3)
     once_at("commit.staged", lambda: store.prune("task", [1]))
     writer.save(*BIG)
-    assert store.task("task").checkpoints == 3  # type: ignore[union-attr]
+    assert store.task("task").checkpoints == 3
     assert whole(store)
 
 
@@ -354,7 +354,7 @@ def test_two_that_prune_the_same_delete_it_once(store: RedisStore) -> None:
     writer = chain(store, 6)
     writer.call(2, status="succeeded")
     assert between(store, [1, 2, 3], lambda: store.prune("task", [2, 3, 4])) == {5, 6}
-    assert store.task("task").checkpoints == 2  # type: ignore[union-attr]
+    assert store.task("task").checkpoints == 2
     assert list(store.structure()) == []
     assert image_of(store, "task").calls == ()
 
@@ -380,7 +380,7 @@ def test_a_prune_that_is_heard_twice_is_done_once(store: RedisStore, monkeypatch
     assert store.task("task") is None
     assert store.write_task(copy) is False
     monkeypatch.undo()
-    assert store.task("copy").checkpoints == 3  # type: ignore[union-attr]
+    assert store.task("copy").checkpoints == 3
 
 
 def test_a_late_deletion_does_not_take_another_task_of_that_name(store: RedisStore) -> None:

@@ -1,6 +1,7 @@
 """What has become of a commit to PostgreSQL is told as it is, whoever comes in between."""
 
 import threading
+from typing import Any
 
 import psycopg
 import pytest
@@ -53,8 +54,8 @@ def test_a_big_save_whose_task_is_deleted_meanwhile_sends_all_again(monkeypatch)
     monkeypatch.setattr(sweep, "LARGE", 1)
     monkeypatch.setattr(sweep, "clear_up", lambda db: None)
     Writer(store).save(*tree("a"))
-    other = open_store(url)
-    begun = []
+    other: Any = open_store(url)
+    begun: list[Any] = []
 
     def staged(link, statement, values=()):
         if "sp_stage_1" not in statement or begun:
@@ -70,7 +71,9 @@ def test_a_big_save_whose_task_is_deleted_meanwhile_sends_all_again(monkeypatch)
     run = commits.run
     monkeypatch.setattr(commits, "run", staged)
     Writer(store, space="x").save(*[obj(b"%03d" % i * 400) for i in range(30)])
-    assert len(store.read("task", space="x")[1]) == 30
+    found = store.read("task", space="x")
+    assert found is not None
+    assert len(found[1]) == 30
     other.close()
     store.close()
 
@@ -100,7 +103,8 @@ def test_a_task_that_is_begun_anew_is_not_pruned_by_numbers_of_the_old_one(monke
 
 def test_a_lease_whose_task_is_worked_on_for_long_does_not_keep_others_from_being_renewed(monkeypatch, postgres):
     url = fresh_postgres_url()
-    store, other = open_store(url, lease=6), open_store(url)
+    store: Any = open_store(url, lease=6)
+    other = open_store(url)
     image = whole.sealed(sweeping.long_task(5, task="task"))
     assert other.write_task(image)
     grants = [store.acquire(task, b"me") for task in ("task", "second")]
@@ -126,7 +130,7 @@ def test_a_lease_whose_task_is_worked_on_for_long_does_not_keep_others_from_bein
 
 def test_a_tool_may_wait_for_a_lock_of_its_own_tables_longer_than_the_timeout(postgres):
     url = fresh_postgres_url()
-    store = open_store(url, timeout=0.5)
+    store: Any = open_store(url, timeout=0.5)
     grant = store.acquire("task", b"me")
     writer = Writer(store, guard=grant.guard)
     writer.save()
@@ -155,7 +159,7 @@ def test_a_tool_may_wait_for_a_lock_of_its_own_tables_longer_than_the_timeout(po
 
 
 def test_a_request_for_a_lease_that_arrives_a_second_time_and_late_takes_nothing(monkeypatch):
-    store = open_store(fresh_postgres_url())
+    store: Any = open_store(fresh_postgres_url())
     sent = []
 
     def told(link, statement, values=()):
@@ -208,9 +212,14 @@ def test_a_row_is_not_taken_for_another_that_has_its_number(postgres, kind):
             return
         done = CallWrite(replace(row, status="succeeded", result=b"r"), "ended")
         commit = Commit(task="task", id=new_id(), guard=grant.guard, calls=(done,))
-        store.transact("task", grant.guard, row, lambda conn: began.append(row) or commit)
 
-    began = []
+        def body(conn):
+            began.append(row)
+            return commit
+
+        store.transact("task", grant.guard, row, body)
+
+    began: list[Any] = []
     with pytest.raises(Conflict, match="gone back"):
         settle(lost)
     assert began == [], "no tool may run for a call that is not there"

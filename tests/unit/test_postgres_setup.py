@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from typing import Any
 from urllib.parse import quote
 
 import psycopg
@@ -62,7 +63,7 @@ print("done", flush=True)
 
 def test_ten_processes_at_once_set_up_one_schema(url):
     plain, _, name = url.rpartition("&schema=")
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     children = [subprocess.Popen([sys.executable, "-c", _OPENER, plain, name, f"t{i}"], **pipes) for i in range(10)]
     for child in children:
         assert child.stdout.readline() == "ready\n"
@@ -115,7 +116,9 @@ def test_an_older_schema_is_brought_up_to_date_and_keeps_nobody_waiting_for_long
             assert store.task("task") is not None
         new = open_store(url)
         assert [row.task for row in new.tasks()] == ["task"]
-        assert len(new.read("task")[1]) == 3
+        found = new.read("task")
+        assert found is not None
+        assert len(found[1]) == 3
         new.close()
     assert side.execute(f"SELECT extra FROM {schema_of(url)}.sp_tasks").fetchall() == [(None,)]
     assert store.task("task") is not None  # is open, and goes on
@@ -167,7 +170,9 @@ def test_who_may_not_create_can_use_what_is_set_up(url, side, postgres):
         writer.save(*tree("b"))
         writer.settle(writer.call())
         Writer(store, "new").save()
-        assert len(store.read("task")[1]) == 3
+        found = store.read("task")
+        assert found is not None
+        assert len(found[1]) == 3
         store.prune("task", [1])
         store.release("task", grant)
         store.close()
@@ -184,7 +189,9 @@ def test_a_schema_may_have_any_name(url, side):
         writer = Writer(store)
         writer.save(*tree("a"))
         writer.settle(writer.call())
-        assert len(store.read("task")[1]) == 3
+        found = store.read("task")
+        assert found is not None
+        assert len(found[1]) == 3
         assert len(store.headers("task")) == 1
         store.release("task", store.acquire("task", b"me"))
         store.close()

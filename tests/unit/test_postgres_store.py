@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import psycopg
 import pytest
@@ -63,7 +64,7 @@ def _settles(call):
 
 
 def test_numbers_that_were_foreseen_wrongly_cost_a_trip_and_nothing_else(url, store):
-    other = open_store(url)
+    other: Any = open_store(url)
     one = Writer(store)
     one.save(*tree("a"))
     two = Writer(other, head=one.head)
@@ -287,7 +288,12 @@ def test_objects_are_read_alike_in_both_ways(store, monkeypatch):
     all_of_them = store.read("task", seq=1)
     asked = []
     ask = store._ask
-    monkeypatch.setattr(store, "_ask", lambda name, *rest: asked.append(name) or ask(name, *rest))
+
+    def told(name, *rest):
+        asked.append(name)
+        return ask(name, *rest)
+
+    monkeypatch.setattr(store, "_ask", told)
     assert store.read("task", seq=1) == all_of_them
     assert asked == ["by_seq", "objects"]
     monkeypatch.setattr(reads, "SPARE", -1_000_000)
@@ -375,8 +381,9 @@ def tool(url, store, side):
 
         return store.transact("task", grant.guard, call, body)
 
-    transact.effects = lambda: side.execute(f"SELECT count(*) FROM {schema_of(url)}.effects").fetchall()[0][0]
-    return transact
+    made: Any = transact
+    made.effects = lambda: side.execute(f"SELECT count(*) FROM {schema_of(url)}.effects").fetchall()[0][0]
+    return made
 
 
 @pytest.mark.parametrize(

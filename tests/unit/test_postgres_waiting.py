@@ -194,7 +194,9 @@ def test_a_pooler_between_transactions_is_no_hindrance(url, postgres):
         for i in range(5):
             writer.save(*tree(f"{i}"))
             writer.settle(writer.call())
-        assert len(store.read("task")[1]) == 3
+        found = store.read("task")
+        assert found is not None
+        assert len(found[1]) == 3
         call = writer.call(effect="transactional")
         with store.connection() as conn:
             conn.execute(f"CREATE TABLE {schema_of(url)}.effects (what text)")

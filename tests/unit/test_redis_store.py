@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import time
+from typing import Any
 
 import pytest
 import redis
@@ -207,22 +208,63 @@ def test_nobody_there_is_unavailable_in_time_and_shows_no_password():
     store.close()
 
 
-def test_a_wrong_password_is_told_at_once(own):
+def test_a_wrong_password_is_told_at_once_and_as_what_no_retry_changes(own):
     with redis.Redis.from_url(own.url) as raw:
         raw.config_set("requirepass", "open sesame")
         raw.execute_command("AUTH", "open sesame")
-        store = RedisStore(own.safepoint_url + "&password=hush", timeout=5, durability="process")
+        wrong = RedisStore(own.safepoint_url + "&password=hush", timeout=5)
+        none = RedisStore(own.safepoint_url, timeout=5)
         right = RedisStore(own.safepoint_url + "&password=open%20sesame", timeout=5, durability="process")
         try:
-            begun = time.monotonic()
-            with pytest.raises(Unavailable, match="password"):
-                store.task("x")
-            assert time.monotonic() - begun < 3
+            for store in (wrong, none):
+                for verb in (lambda s: s.task("x"), lambda s: s.commit(Writer(s).commit()), lambda s: s.acquire("x", b"")):
+                    begun = time.monotonic()
+                    with pytest.raises(UsageError) as caught:
+                        verb(store)
+                    assert time.monotonic() - begun < 3
+                    assert "in the URL" in caught.value.remedy
+                    assert "hush" not in f"{caught.value!s}{caught.value!r}{caught.value.details}{caught.value.__cause__!r}"
+                assert store.durability == "process", "as far as is known"
+                found = {f.name: f for f in store.check()}
+                assert {found["write"].level, found["server"].level} == {"error"}
+                assert "in the URL" in found["write"].remedy
+                assert "in the URL" in found["server"].remedy
             assert right.task("x") is None
         finally:
             raw.config_set("requirepass", "")
-            store.close()
-            right.close()
+            for store in (wrong, none, right):
+                store.close()
+
+
+def test_an_outcome_that_is_not_known_is_told_also_where_the_login_is_refused_by_then(own, line):
+    store = open_store(line.url, timeout=2, durability="process")
+    writer = Writer(store)
+    writer.save()
+    commit = writer.commit()
+    sends = 0
+    with redis.Redis.from_url(own.url) as raw:
+
+        def rotate(name, *_):
+            nonlocal sends
+            sends += name == "redis.send"
+            if sends == 2:
+                raw.config_set("requirepass", "open sesame")
+
+        raw.ping()
+        line.lose(b"EVALSHA")
+        _probe.hook = rotate
+        try:
+            with pytest.raises(Unavailable) as caught:
+                store.commit(commit)
+        finally:
+            _probe.hook = None
+            raw.execute_command("AUTH", "open sesame")
+            raw.config_set("requirepass", "")
+        assert sends == 2
+        assert caught.value.details["unknown"] is True
+        assert "Authentication required" in caught.value.why
+    assert store.commit(commit).existed
+    store.close()
 
 
 def test_a_server_that_is_stopped_answers_later(own):
@@ -240,7 +282,7 @@ def test_a_server_that_is_stopped_answers_later(own):
 
 
 def test_all_connections_in_use_are_told_by_name(url):
-    store = open_store(url, timeout=0.3, pool=2)
+    store: Any = open_store(url, timeout=0.3, pool=2)
     pool = store._client._nodes.pool()
     lent = [pool._take(time.monotonic() + 1) for _ in range(2)]
     begun = time.monotonic()
@@ -367,7 +409,7 @@ def test_a_stage_that_was_swept_is_sent_again(store, raw, monkeypatch):
     writer = Writer(store)
     writer.save()
     key = store._client.keys.task("task")
-    swept = []
+    swept: list[Any] = []
 
     def sweep(name):
         if name == "commit.before" and not swept:
@@ -591,7 +633,7 @@ def test_a_forked_child_has_connections_of_its_own(store):
 
 
 def test_with_ttl_a_task_expires_unless_something_of_it_is_open(url, raw):
-    store = open_store(url, ttl=100)
+    store: Any = open_store(url, ttl=100)
     key, floor = store._client.keys.of("task")
     writer = Writer(store)
     writer.save(*tree("a"))

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from typing import Any
 
 import pytest
 import redis
@@ -59,7 +60,7 @@ def own(own_server):
 
 def test_what_frees_memory_can_be_done_when_there_is_none(own):
     """That is what the error tells people to do; and a run that ends because of it must be able to end."""
-    store = open_store(own.safepoint_url, timeout=5, durability="process")
+    store: Any = open_store(own.safepoint_url, timeout=5, durability="process")
     with redis.Redis.from_url(own.url) as raw:
         for task in ("one", "two"):
             grant = store.acquire(task, b"me")
@@ -100,7 +101,7 @@ def test_a_lease_is_given_back_when_there_is_no_memory(own):
 
 def test_a_big_save_that_finds_no_memory_half_way_leaves_no_stage(own, monkeypatch):
     monkeypatch.setattr(commits, "BATCH", 1000)
-    store = open_store(own.safepoint_url, timeout=5, durability="process")
+    store: Any = open_store(own.safepoint_url, timeout=5, durability="process")
     writer = Writer(store)
     writer.save()
     staged = 0
@@ -109,9 +110,9 @@ def test_a_big_save_that_finds_no_memory_half_way_leaves_no_stage(own, monkeypat
         nonlocal staged
         staged += name == "commit.staged"
         if staged == 2:
-            raw.config_set("maxmemory", "1mb")
+            admin.config_set("maxmemory", "1mb")
 
-    with redis.Redis.from_url(own.url) as raw:
+    with redis.Redis.from_url(own.url) as admin:
         _probe.hook = hook
         try:
             with pytest.raises(StoreFull):
@@ -119,8 +120,8 @@ def test_a_big_save_that_finds_no_memory_half_way_leaves_no_stage(own, monkeypat
         finally:
             _probe.hook = None
         key = store._client.keys.task("task")
-        assert not raw.hget(key, "stages")
-        assert not [field for field in raw.hkeys(key) if field.startswith(b"s:")]
+        assert not admin.hget(key, "stages")
+        assert not [field for field in admin.hkeys(key) if field.startswith(b"s:")]
         assert store.prune("task", []).objects == 2
     store.close()
 
@@ -135,9 +136,25 @@ def test_a_right_that_is_missing_is_not_taken_for_damage(own):
             url = own.safepoint_url.replace("redis+unix://", "redis+unix://some:x@")
             store = open_store(url, timeout=5, durability="process")
             Writer(store).save(*tree("a"))
-            with pytest.raises(Unavailable, match="not permitted") as caught:
+            with pytest.raises(UsageError, match="not permitted") as caught:
                 store.prune("task", [])
             assert "info" in caught.value.why
+            assert "ACL" in caught.value.remedy
+            store.close()
+        finally:
+            raw.acl_deluser("some")
+
+
+def test_a_right_that_is_missing_at_connecting_is_told_at_once(own):
+    with redis.Redis.from_url(own.url) as raw:
+        raw.acl_setuser("some", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-select"])
+        try:
+            url = own.safepoint_url.replace("redis+unix://", "redis+unix://some:x@").replace("db=0", "db=1")
+            store = open_store(url, timeout=5, durability="process")
+            begun = clock()
+            with pytest.raises(UsageError, match="not permitted") as caught:
+                store.task("task")
+            assert clock() - begun < 3
             assert "ACL" in caught.value.remedy
             store.close()
         finally:
@@ -193,7 +210,7 @@ def test_fences_go_on_where_ttl_came_later(url, raw):
         grant = plain.acquire("task", b"me")
         assert grant.guard.fence == fence
         plain.release("task", grant)
-    short = open_store(url, timeout=5, durability="process", ttl=1000)
+    short: Any = open_store(url, timeout=5, durability="process", ttl=1000)
     Writer(short, head=writer.head).save()
     key = short._client.keys.task("task")
     assert raw.ttl(key) > 0
@@ -242,6 +259,7 @@ def test_what_wrote_nothing_is_told_as_it_is_also_where_replicas_are_missing(own
     store = open_store(own.safepoint_url, timeout=0.5, durability="process", wait_replicas=1)
     writer = Writer(plain)
     first = writer.save()
+    assert first.seq is not None
     writer.save()
     with pytest.raises(Conflict):
         Writer(store, head=Head(first.seq, first.head.id)).save()
@@ -278,13 +296,14 @@ def test_a_server_that_goes_back_behind_what_a_sweep_has_seen_loses_nothing():
     """Not behind the sweep's own moment, which would be seen by that: a removal that it has met is undone."""
     server = Redis(durable=True)
     try:
-        store = open_store(server.safepoint_url, timeout=20)
+        store: Any = open_store(server.safepoint_url, timeout=20)
         writer = Writer(store)
         for text in "abc":
             writer.save(*tree(text))
         key = store._client.keys.task("task")
         with redis.Redis.from_url(server.url) as raw:
-            script, kept = store._client.script, []
+            script = store._client.script
+            kept: list[Any] = []
 
             def first(name, *args, **more):
                 if name == "sweep_scan" and not kept:
@@ -339,12 +358,13 @@ def test_a_number_of_writes_that_comes_again_is_no_proof_that_rows_may_go(monkey
     monkeypatch.setattr(sweep, "ROWS", 1)
     server = Redis(durable=True)
     try:
-        store = open_store(server.safepoint_url, timeout=20)
+        store: Any = open_store(server.safepoint_url, timeout=20)
         writer = Writer(store)
         for text in "abcd":
             writer.save(*tree(text))
         key = store._client.keys.task("task")
-        kept, gone = [], []
+        kept: list[Any] = []
+        gone: list[int] = []
         with redis.Redis.from_url(server.url) as raw:
 
             def drop(*args):
@@ -372,7 +392,7 @@ def test_a_number_of_writes_that_comes_again_is_no_proof_that_rows_may_go(monkey
 
 
 def test_a_task_that_is_damaged_takes_no_other_lease_with_it(url, raw, caplog):
-    store = open_store(url, timeout=5, durability="process", lease=2)
+    store: Any = open_store(url, timeout=5, durability="process", lease=2)
     tasks = {task: store.acquire(task, b"me").guard for task in ("odd", "a", "b")}
     key = store._client.keys.task("odd")
     kept = raw.dump(key)
@@ -382,7 +402,7 @@ def test_a_task_that_is_damaged_takes_no_other_lease_with_it(url, raw, caplog):
         assert [store.holds(task, tasks[task]) for task in ("a", "b")] == [True, True]
         time.sleep(0.02)
     assert not store.holds("odd", tasks["odd"])
-    assert "leases of 1 tasks are not renewed" in caplog.text
+    assert "the lease of 1 task is not renewed" in caplog.text
     raw.restore(key, 0, kept, replace=True)
     end = clock() + 5
     while not store.holds("odd", tasks["odd"]):
@@ -396,7 +416,7 @@ def test_a_task_that_is_damaged_takes_no_other_lease_with_it(url, raw, caplog):
 
 def test_a_save_whose_answer_was_lost_as_the_store_was_closed_is_unknown(own, tmp_path):
     line = Line(tmp_path, own.socket_path)
-    store = open_store(line.url, timeout=5, durability="process")
+    store: Any = open_store(line.url, timeout=5, durability="process")
     writer = Writer(store)
     writer.save()
     line.lose(b"EVALSHA")

@@ -134,7 +134,7 @@ def test_what_is_not_heard_of_keeps_its_time_and_is_asked_for_soon_while_the_oth
     until(lambda: server.renewals.holds("far", second))
     assert (near.lost, far.lost) == (False, False)
     said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert said == ["leases of 1 tasks are not renewed, trying again: its node is silent"], "one line for an outage"
+    assert said == ["the lease of 1 task is not renewed, trying again: its node is silent"], "one line for an outage"
 
 
 def test_who_is_lost_is_told_of_apart_from_who_is_not_heard_of(server):
@@ -214,8 +214,10 @@ def test_threads_that_take_and_let_go_at_once_leave_nothing(server):
             server.renewals.let_go(claim, silently=True)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
-    [t.start() for t in threads]
-    [t.join() for t in threads]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
     until(lambda: len(server.told) == 200)
     assert server.renewals._mine == {}
 
