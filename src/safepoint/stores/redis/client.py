@@ -16,7 +16,7 @@ from importlib import resources
 from typing import Any
 
 from redis.crc import key_slot
-from redis.exceptions import AuthenticationError
+from redis.exceptions import AuthenticationError, NoPermissionError
 
 from safepoint import _probe
 from safepoint.errors import Damaged, SafepointError, StoreFull, Unavailable, UsageError
@@ -43,6 +43,7 @@ _NOTHING = {b"absent", b"announce", b"ask", b"away", b"changed", b"floor", b"gon
 """Answers of scripts that have written nothing."""
 _PLACE = re.compile(r" script: (?:[0-9a-f]+, )?on @")
 """Where in a script: of no use to people, and whatever stands before an `@` would be taken for a password."""
+_LOGIN = {"NOAUTH", "WRONGPASS"}
 _RIGHTS = re.compile(r"ACL failure|NOPERM|[Uu]nknown (Redis |Valkey |Server )?command")
 _FULL = re.compile(r"no space|disk (is )?full|quota|RDB snapshots", re.IGNORECASE)
 
@@ -182,6 +183,8 @@ class Client:
         deadline = self.deadline()
         (reply,), _ = self._within(lambda deadline: self._nodes.pool(at).exchange([command], deadline), deadline)
         if isinstance(reply, Refused):
+            if reply.code in _LOGIN:
+                self._refuse(reply, False)
             raise reply
         return reply
 
@@ -303,7 +306,9 @@ class Client:
             except Unsent as error:
                 cause: BaseException = error.__cause__ or error
                 if isinstance(cause, AuthenticationError):
-                    raise self._unavailable(_why(cause), sent, "Correct user and password in the URL.") from None
+                    raise self._no_login(_why(cause), sent) from None
+                if isinstance(cause, NoPermissionError):
+                    raise self._no_right(_why(cause), sent) from None
                 if "DB index" in str(cause):
                     remedy = "Correct the number of its database in the URL."
                     raise UsageError(f"{self.name} is not there", _why(cause), remedy) from None
@@ -349,13 +354,29 @@ class Client:
         if "cluster support disabled" in text:
             raise UsageError(f"{self.name} is no node of a cluster", text, "Leave out cluster=true.") from error
         if _RIGHTS.search(text):
-            why = f"something that the store needs is not permitted: {text}"
-            raise self._unavailable(why, sent, "Give its user the right (ACL SETUSER).") from error
+            raise self._no_right(text, sent) from error
+        if code in _LOGIN:
+            raise self._no_login(text, sent) from error
         if code == "WRONGTYPE" or (code == "ERR" and "user_script" in text):
             # The scripts take everything to be as it was written.
             raise Damaged(f"a task in {self.name} is damaged", text, "Restore the server from a backup.") from error
         if code not in _AGAIN and code != "ASK":
             raise self._unavailable(text, sent, "Look at the server, then try again.") from error
+
+    def _no_login(self, why: str, sent: bool) -> SafepointError:
+        return self._not_allowed(f"{self.name} refuses the login", why, sent, "Correct user and password in the URL.")
+
+    def _no_right(self, why: str, sent: bool) -> SafepointError:
+        why = f"something that the store needs is not permitted: {why}"
+        return self._not_allowed(
+            f"the user of {self.name} may not do that", why, sent, "Give its user the right (ACL SETUSER)."
+        )
+
+    def _not_allowed(self, what: str, why: str, sent: bool, remedy: str) -> SafepointError:
+        if sent:  # what became of the request is not known, and that comes first
+            return self._unavailable(why, sent, remedy)
+        # Not Unavailable: whoever tries again on that would do so for ever.
+        return UsageError(what, redact(_PLACE.split(why)[0]), remedy)
 
     def _unavailable(self, why: str, sent: bool, remedy: str) -> SafepointError:
         what = f"{self.name} gave no answer in {self.timeout:g} s" if sent else f"{self.name} is not available"

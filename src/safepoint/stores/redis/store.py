@@ -101,8 +101,8 @@ class RedisStore(Commits, Leases, Reads, Removals, Whole, Store):
         if self._kept is None:
             try:
                 self._kept = self._durability()
-            except Unavailable:
-                return "process"  # and asked again, once somebody answers
+            except (Unavailable, UsageError):
+                return "process"  # and asked again, once somebody answers, or lets us in
         return self._kept
 
     def _durability(self) -> Durability:
