@@ -402,7 +402,7 @@ def test_a_task_that_is_damaged_takes_no_other_lease_with_it(url, raw, caplog):
         assert [store.holds(task, tasks[task]) for task in ("a", "b")] == [True, True]
         time.sleep(0.02)
     assert not store.holds("odd", tasks["odd"])
-    assert "leases of 1 tasks are not renewed" in caplog.text
+    assert "the lease of 1 task is not renewed" in caplog.text
     raw.restore(key, 0, kept, replace=True)
     end = clock() + 5
     while not store.holds("odd", tasks["odd"]):

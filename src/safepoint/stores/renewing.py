@@ -196,7 +196,7 @@ class Renewals:
             except SafepointError:
                 pass  # age will tell, and on this host the process
             except Exception:  # whatever it is, the leases that are held must go on
-                log.warning("leases of %d tasks could not be given up", len(left), exc_info=True)
+                log.warning("%s could not be given up", _leases(len(left)), exc_info=True)
 
     def _renew_all(self) -> bool:
         """One beat; False if it should soon be done again, as not all were heard of."""
@@ -231,8 +231,13 @@ class Renewals:
 
     def _say_silent(self, tasks: int, why: str, *, exc_info: bool = False) -> None:
         if not self._silent:  # once for an outage, not once for each try
-            log.warning("leases of %d tasks are not renewed, trying again: %s", tasks, why, exc_info=exc_info)
+            verb = "is" if tasks == 1 else "are"
+            log.warning("%s %s not renewed, trying again: %s", _leases(tasks), verb, why, exc_info=exc_info)
         self._silent = True
+
+
+def _leases(tasks: int) -> str:
+    return "the lease of 1 task" if tasks == 1 else f"leases of {tasks} tasks"
 
 
 def _beat(ref: weakref.ref[Renewals]) -> None:
