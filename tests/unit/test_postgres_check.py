@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import psycopg
@@ -16,6 +16,7 @@ from safepoint.errors import UsageError
 from safepoint.model import Finding
 from safepoint.stores.postgres import check as checks
 from safepoint.stores.postgres.check import Replica, Server, judge
+from safepoint.stores.postgres.schema import parts
 from safepoint.stores.postgres.store import PostgresStore
 from safepoint.stores.url import open_store
 from safepoint.testing.build import Writer, dump, tree
@@ -155,6 +156,43 @@ def test_tables_that_may_not_be_used_are_named() -> None:
     assert "sp_branches" in found.text
 
 
+@pytest.mark.parametrize("names", [["sp_commit_1"], ["sp_acquire_1", "sp_release_1"]])
+def test_functions_that_are_gone_are_named_and_the_remedy_brings_them_back(names: list[str]) -> None:
+    url = fresh_postgres_url()
+    schema = url.rpartition("=")[2]
+    with closing(open_store(url)) as store, psycopg.connect(shared_postgres().url, autocommit=True) as conn:
+        writer = Writer(store)
+        writer.save(*tree("a"))
+        assert by_name(store.check())["schema"].level == "ok"
+        for name in names:
+            conn.execute(f"DROP FUNCTION {schema}.{name}")
+        found = by_name(store.check())["schema"]
+        assert found.level == "error"
+        assert all(f"{name}()" in found.text for name in names)
+        assert "sp_stage_1" not in found.text
+        # One of a newer safepoint, which installs those that it has beyond ours if ours are as many as the number says.
+        conn.execute(f"CREATE FUNCTION {schema}.sp_commit_2() RETURNS int LANGUAGE sql AS 'SELECT 1'")
+        conn.execute(f"UPDATE {schema}.sp_meta SET value = '2' WHERE key = 'functions'")
+        remedy = by_name(store.check())["schema"].remedy
+        conn.execute(remedy[remedy.index("BEGIN;") : remedy.index("COMMIT;")] + "COMMIT")
+        with closing(open_store(url)) as again:
+            assert by_name(again.check())["schema"].level == "ok"
+            again.release("task", again.acquire("task", b"me"))
+            Writer(again, head=writer.head).save(*tree("b"))
+        assert conn.execute(f"SELECT value FROM {schema}.sp_meta WHERE key = 'functions'").fetchall() == [("1",)]
+        assert not conn.execute("SELECT to_regproc(%s)", (f"{schema}.sp_commit_2",)).fetchall()[0][0]
+
+
+def test_a_table_that_is_gone_is_named() -> None:
+    url = fresh_postgres_url()
+    look(url)
+    with psycopg.connect(shared_postgres().url, autocommit=True) as conn:
+        conn.execute(f"DROP TABLE {url.rpartition('=')[2]}.sp_pauses")
+    found = look(url)["schema"]
+    assert (found.level, found.text) == ("error", "sp_pauses is gone")
+    assert "backup" in found.remedy
+
+
 def test_another_encoding_is_an_error_though_no_store_can_be_opened() -> None:
     server = shared_postgres()
     with psycopg.connect(server.url, autocommit=True) as conn:
@@ -241,6 +279,7 @@ FINE = Server(
     sources={},
     in_recovery=False, encoding="UTF8", read_only=False, role_limit=-1, database_limit=-1, others=5, size=10**7, user="me",
     replicas=[], backends=[7, 7, 7], told=7, skew=0.0, trip=0.001, refused=[],
+    parts=[*parts()],
 )  # fmt: skip
 
 
@@ -250,6 +289,11 @@ def judged(lease: float | None = 30.0, **changes: Any) -> dict[str, Finding]:
 
 def test_what_is_fine_is_fine() -> None:
     assert {f.level for f in judged().values()} == {"ok"}
+
+
+def test_a_store_that_was_never_set_up_is_told() -> None:
+    found = judged(parts=[])["schema"]
+    assert (found.level, found.text) == ("error", "nothing is set up in schema safepoint")
 
 
 def test_an_old_server_is_an_error() -> None:

@@ -17,6 +17,7 @@ from safepoint.errors import SafepointError
 from safepoint.model import Finding
 from safepoint.stores.postgres.db import CommitFailed
 from safepoint.stores.postgres.errors import grants
+from safepoint.stores.postgres.schema import parts
 
 if TYPE_CHECKING:
     from safepoint.stores.postgres.db import Database
@@ -76,6 +77,8 @@ class Server(NamedTuple):
     """Half a round trip, by which that may be wrong."""
     refused: list[str]
     """Tables and functions of the store that we may not use."""
+    parts: list[str]
+    """Its tables, and its functions with () after them, whether we may use them or not."""
 
 
 def check(db: Database, lease: float | None = None) -> list[Finding]:
@@ -105,6 +108,7 @@ def judge(
         _pages(server, full),
         _commits(server, full),
         _isolation(server),
+        _schema(server, schema),
         _permissions(server, schema),
         _replicas(server),
         _pooler(server),
@@ -182,6 +186,7 @@ def _seen(db: Database, link: Link) -> Server:
         skew=skew,
         trip=trip,
         refused=[name for (name,) in ask("refused", db.schema, db.schema, db.schema)],
+        parts=[name for (name,) in ask("parts", db.schema, db.schema)],
     )
 
 
@@ -276,6 +281,28 @@ def _isolation(server: Server) -> Finding:
         )
         return Finding("isolation", "error", f"transactions are {level} by default: saves are refused", fix)
     return Finding("isolation", "ok", level)
+
+
+def _schema(server: Server, schema: str) -> Finding:
+    """Whether all is there that was set up: what opens a store goes by the numbers in sp_meta alone."""
+    if "sp_meta" not in server.parts:
+        text = f"nothing is set up in schema {schema}"
+        return Finding("schema", "error", text, "Open the store once as a user who may create it; or correct schema=.")
+    missing = [name for name in parts() if name not in server.parts]
+    if not missing:
+        return Finding("schema", "ok", f"all tables and functions are in schema {schema}")
+    text = f"{', '.join(missing[:5])}{' and more' if missing[5:] else ''} {'is' if len(missing) == 1 else 'are'} gone"
+    if not all(name.endswith("()") for name in missing):
+        return Finding("schema", "error", text, f"Restore schema {schema} from a backup.")
+    # Functions hold no data. All of them go, those of a newer library too, as they are numbered: each library then makes its own.
+    place = '"' + schema.replace('"', '""') + '"'
+    there = ", ".join(f"{place}.{name[:-2]}" for name in sorted(server.parts) if name.endswith("()"))
+    drop = f"DROP FUNCTION {there}; " if there else ""
+    remedy = (
+        f"As the schema's owner: BEGIN; {drop}DELETE FROM {place}.sp_meta WHERE key = 'functions'; COMMIT; then open the store once "
+        "as the owner, and grant the functions again to others. No data is touched."
+    )
+    return Finding("schema", "error", text, remedy)
 
 
 def _permissions(server: Server, schema: str) -> Finding:

@@ -7,7 +7,9 @@ process goes on calling those that it knows.
 
 from __future__ import annotations
 
+import re
 import time
+from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING
 
@@ -19,7 +21,7 @@ from safepoint.stores.postgres.errors import grants
 if TYPE_CHECKING:
     from safepoint.stores.postgres.link import Link
 
-__all__ = ["FUNCTIONS", "SCHEMA", "prepare"]
+__all__ = ["FUNCTIONS", "SCHEMA", "parts", "prepare"]
 
 STEPS = ("postgres_1",)
 """The tables, and how each older form of them becomes the next."""
@@ -103,6 +105,16 @@ def _install(link: Link, schema: str, quoted: str, url: str) -> None:
         if not link.closed:
             link.execute("ROLLBACK")
         raise
+
+
+@cache
+def parts() -> tuple[str, ...]:
+    """The tables, and the functions with () after them, that this library works with."""
+    found: list[str] = []
+    for files, kind, mark in ((STEPS, "TABLE", ""), (FUNCTIONS, "FUNCTION", "()")):
+        for file in files:
+            found += [name + mark for name in re.findall(rf"^CREATE {kind} \{{s\}}\.(\w+)", text(file), re.MULTILINE)]
+    return tuple(found)
 
 
 def text(name: str) -> str:

@@ -32,6 +32,12 @@ WHERE s.nspname = %s AND c.relname LIKE 'sp\_%%' AND CASE c.relkind
 UNION ALL SELECT p.proname::text || '()' FROM pg_proc p JOIN pg_namespace s ON s.oid = p.pronamespace
 WHERE s.nspname = %s AND p.proname LIKE 'sp\_%%' AND NOT has_function_privilege(p.oid, 'EXECUTE')
 
+-- name: parts
+SELECT c.relname::text FROM pg_class c JOIN pg_namespace s ON s.oid = c.relnamespace
+WHERE s.nspname = %s AND c.relkind IN ('r', 'p') AND c.relname LIKE 'sp\_%%'
+UNION SELECT p.proname::text || '()' FROM pg_proc p JOIN pg_namespace s ON s.oid = p.pronamespace
+WHERE s.nspname = %s AND p.proname LIKE 'sp\_%%'
+
 -- name: write
 INSERT INTO {s}.sp_meta (key, value) VALUES (%s, extract(epoch FROM clock_timestamp())::bigint::text)
 ON CONFLICT (key) DO UPDATE SET value = excluded.value RETURNING value
