@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import redis
 
+import safepoint
 from safepoint import _probe
 from safepoint.errors import Conflict, Damaged, LeaseHeld, LeaseLost, StoreFull, Unavailable, UsageError
 from safepoint.model import new_id
@@ -265,6 +266,20 @@ def test_an_outcome_that_is_not_known_is_told_also_where_the_login_is_refused_by
         assert "Authentication required" in caught.value.why
     assert store.commit(commit).existed
     store.close()
+
+
+def test_a_save_whose_outcome_is_not_known_is_saved_again_under_its_id(own, line):
+    with safepoint.open(line.url, timeout=0.5, durability="process") as cp:
+        state = safepoint.State("task", agent_state={"n": 1})
+        cp.save(state)
+        state.agent_state["n"] = 2
+        line.lose(b"EVALSHA", 10_000)
+        with pytest.raises(Unavailable) as caught:
+            cp.save(state)
+        line.lose(b"", 0)
+        assert cp.save(state, id=caught.value.details["id"]).seq == 2
+        state.agent_state["n"] = 3
+        assert cp.save(state).seq == 3
 
 
 def test_a_server_that_is_stopped_answers_later(own):

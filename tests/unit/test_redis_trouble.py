@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from safepoint import _probe
-from safepoint.errors import Conflict, LeaseHeld, StoreFull, Unavailable, UsageError
+from safepoint.errors import Conflict, LeaseHeld, NotFound, StoreFull, Unavailable, UsageError
 from safepoint.rows import Head, TaskPatch, replace
 from safepoint.stores.redis import commit as commits
 from safepoint.stores.redis import sweep
@@ -197,6 +197,43 @@ def test_a_task_of_many_numbers_is_listed_while_others_write(store, raw, monkeyp
 
     monkeypatch.setattr(store._client, "script", busy)
     assert [row.seq for row in store.headers("task")] == [300001, 1]
+
+
+# -- ttl
+
+
+def test_a_ttl_begins_when_a_store_is_closed_and_not_when_a_lease_has_run_out(url, raw):
+    store = open_store(url, timeout=5, durability="process", ttl=1000, lease=1)
+    Writer(store).save()
+    key = store._client.keys.task("task")
+    grant = store.acquire("task", b"me")
+    raw.hset(key, "f:until", "1")  # as after a death elsewhere, long ago
+    assert not store.lease("task").live
+    store.pin("task", 1, pinned=True)
+    assert raw.ttl(key) == -1
+    store.abandon("task", grant)
+    store.close()
+    assert 0 < raw.ttl(key) <= 1000
+    other = open_store(url, timeout=5, durability="process")
+    other.pin("task", 1, pinned=False)
+    other.close()
+    assert raw.ttl(key) == -1, "who gave no ttl lets it stay"
+
+
+def test_a_task_that_is_gone_under_a_live_holder_is_not_begun_anew(url, raw):
+    store = open_store(url, timeout=5, durability="process", ttl=1000, lease=1)
+    writer = Writer(store)
+    writer.save()
+    guard = store.acquire("task", b"me").guard
+    raw.delete(store._client.keys.task("task"))
+    with pytest.raises(NotFound):
+        store.commit(writer.commit(guard=guard))
+    end = clock() + 5
+    while store.holds("task", guard) and clock() < end:
+        time.sleep(0.02)
+    assert not store.holds("task", guard)
+    assert store.task("task") is None
+    store.close()
 
 
 # -- fences
