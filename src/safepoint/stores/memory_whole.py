@@ -52,7 +52,8 @@ class Whole:
                 raise whole.another(image.row.task)
             self._refuse(data, there)
             new = self._made(whole.beyond(image, _numbers(there)))
-            new.lease = there.lease
+            if there.lease is not None:
+                new.lease = replace(there.lease, fence=max(there.lease.fence, whole.fence_of(image)))
             data.tasks[image.row.task] = new
             return True
 

@@ -138,7 +138,7 @@ class Whole(Watched):
         was = self._slot(conn, at.n)
         for _fence, *lease in conn.rows(sql("sqlite_sweep")["lease"], (at.n,)):
             self._refuse_if_held(at.task, *lease)
-        conn.execute(sql("sqlite_sweep")["hand_on_lease"], (at.n, n))
+        conn.execute(sql("sqlite_sweep")["hand_on_lease"], (at.n, n, whole.fence_of(image)))
         conn.execute(sql("sqlite_sweep")["hand_on_older"], (at.n, n))
         sqlite_sweep.drop_task(conn, at.n)
         self._witness.clear(at.n)

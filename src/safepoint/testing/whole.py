@@ -237,6 +237,21 @@ class WholeTests:
         assert store.read("task", seq=main.seq) is None
         assert store.acquire("task", b"me").guard.fence > grant.guard.fence
 
+    @pytest.mark.parametrize("ended", ["released", "died"])
+    def test_fences_of_what_takes_a_place_go_on_too(self, store: Store, ended: str) -> None:
+        # A receiver has seen those of the copy: lower ones would be refused.
+        _grown(store)
+        grant = store.acquire("task", b"me")
+        if ended == "released":
+            store.release("task", grant)
+        else:
+            store.abandon("task", grant)
+        seen = image_of(store, "task")
+        assert store.write_task(replace(seen, calls=(), fence=50), over=seen) is True
+        second = store.acquire("task", b"me")
+        assert second.guard.fence > 50
+        assert second.previous == {"released": "released", "died": "dead"}[ended]
+
     def test_a_task_takes_the_place_only_of_what_was_seen(self, store: Store) -> None:
         _grown(store)
         copy = image_of(store, "task")

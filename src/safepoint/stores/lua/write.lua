@@ -26,6 +26,9 @@ if at[1] then
     numbers[#numbers + 1] = text(math.max(tonumber(number), given[#numbers + 1] or 0))
   end
   redis.call('HSET', KEYS[3], 'n', table.concat(numbers, ' '), 'w', next_write())
+  if at[13] and tonumber(fence) > tonumber(at[13]) then
+    at[13] = fence -- receivers have seen those of what is written, too
+  end
   for i, name in ipairs({ 'state', 'gone', 'until', 'token', 'process', 'holder', 'at', 'fence', 'presumed', 'previous' }) do
     if at[5 + i] then
       redis.call('HSET', KEYS[3], 'f:' .. name, at[5 + i])

@@ -105,7 +105,7 @@ def _put(db: Database, link: Link, image: Image) -> bool:
 
 
 def _replace(db: Database, link: Link, n: int, there: Numbers, image: Image) -> None:
-    """Under the same number and lock: who waits for the task finds the new one, and its lease stays as it is."""
+    """Under the same number and lock: who waits for the task finds the new one, and its lease stays, with the higher of both fences."""
     sweep.refuse_if_held(db, link, image.row.task, n)
     needed.rows_of(db, link, "drop_all_stages", n=n)
     for name in sweep.TABLES:
@@ -115,6 +115,7 @@ def _replace(db: Database, link: Link, n: int, there: Numbers, image: Image) -> 
             _go_on(db, link)
             while link.execute(some, (n,)).rowcount == SOME:
                 _go_on(db, link)
+    needed.rows_of(db, link, "raise_fence", n=n, fence=whole.fence_of(image))
     image = whole.beyond(image, there)
     _copy_all(db, link, n, image)
     rows_of(db, link, "set_task", **_task_values(n, image))

@@ -188,6 +188,10 @@ UPDATE {s}.sp_checkpoints SET pinned = %(pinned)s WHERE task = %(n)s AND seq = %
 SELECT fence, token, process, holder, acquired_at, state = 'held' AND NOT gone AND until > clock_timestamp()
 FROM {s}.sp_leases WHERE task = %(n)s
 
+-- Of a lease that nobody holds.
+-- name: raise_fence
+UPDATE {s}.sp_leases SET fence = %(fence)s WHERE task = %(n)s AND fence < %(fence)s
+
 -- name: raise_fence_floor
 UPDATE {s}.sp_meta SET value = %(fence)s::bigint::text WHERE key = 'fence' AND value::bigint < %(fence)s
 

@@ -41,7 +41,7 @@ UPDATE sp_tasks SET checkpoints = checkpoints - ?2, sweeps = sweeps + 1 WHERE n 
 SELECT fence, state, lease_id, locks, holder, acquired_at FROM sp_leases WHERE task = ?
 
 -- name: hand_on_lease
-UPDATE sp_leases SET task = ?2 WHERE task = ?1
+UPDATE sp_leases SET task = ?2, fence = max(fence, ?3) WHERE task = ?1
 
 -- name: hand_on_older
 UPDATE sp_meta SET key = 'older ' || ?2 WHERE key = 'older ' || ?1
