@@ -13,6 +13,7 @@ import redis
 import safepoint
 from safepoint import Checkpointer, LeaseHeld, State, UsageError
 from safepoint.rows import Lost
+from safepoint.stores.redis import mend
 from safepoint.testing.build import Writer, dump
 from tests.integration.test_verify import journaled
 from tests.support.servers import Redis, fresh_redis_url, shared_cluster, shared_redis
@@ -179,6 +180,27 @@ def test_what_belongs_to_no_task(cp: Checkpointer, raw: Any, key: bytes, url: st
     assert cp.verify().ok
     assert raw.get(prefix + b"{!}") == b"foreign"
     assert not cp.store.delete_task("never")
+
+
+def test_a_task_that_is_deleted_and_begun_anew_beside_a_look_for_strays_is_none(
+    cp: Checkpointer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cp.save(State("task"))
+    look = mend._have_rows
+    looks = []
+
+    def meanwhile(*args: Any) -> dict[bytes, bool]:
+        looks.append(args)
+        if len(looks) > 1:
+            return look(*args)
+        cp.delete_task("task")
+        found = look(*args)
+        cp.save(State("task"))
+        return found
+
+    monkeypatch.setattr(mend, "_have_rows", meanwhile)
+    assert cp.store.strays() == []
+    assert looks
 
 
 def test_a_task_whose_row_is_lost_is_still_found(cp: Checkpointer, raw: Any, key: bytes) -> None:

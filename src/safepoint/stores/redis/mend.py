@@ -138,6 +138,8 @@ class Mends:
                     why = "it is not in the index of tasks, so that no listing shows it"
                     yield Lost(f"task {task!r}", f"key {client.keys.index_of(task).decode()}", why, kind="structure"), key
             elif b":q" not in suffix and suffix != b":f" and client.command("TTL", key) == -1:
+                if not suffix and _have_rows(client, [key], kinds)[key]:
+                    continue  # deleted when it was looked at, and begun anew since
                 why = "it belongs to no task, and does not expire"
                 yield Lost(f"a part of task {task!r}", where, why, kind="stray"), key
 
