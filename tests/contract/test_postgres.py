@@ -1,12 +1,16 @@
 """The PostgreSQL store against the contract, and against the oracle in a process that is killed."""
 
 import pytest
+from hypothesis import settings
 
 from safepoint.stores.postgres.store import PostgresStore
 from safepoint.stores.url import open_store
 from safepoint.testing import Place, Remote, StoreContract, StoreMachine, run_machine
-from tests.support.scale import SOAK
+from tests.support.scale import SOAK, scale
 from tests.support.servers import done_with, fresh_postgres_url
+
+# Fewer lives than in memory, which looks for all that needs no crash: a step asks a server, from a process of its own.
+LIVES = settings(max_examples=scale(50, 200), stateful_step_count=scale(60, 120))
 
 
 class TestPostgres(StoreContract):
@@ -38,4 +42,4 @@ class PostgresMachine(StoreMachine):
 
 @pytest.mark.scaled
 def test_machine():
-    run_machine(PostgresMachine)
+    run_machine(PostgresMachine, profile=LIVES)

@@ -1,12 +1,16 @@
 """The Redis store against the contract, and against the oracle in a process that is killed."""
 
 import pytest
+from hypothesis import settings
 
 from safepoint.stores.redis.store import RedisStore
 from safepoint.stores.url import open_store
 from safepoint.testing import Place, Remote, StoreContract, StoreMachine, run_machine
-from tests.support.scale import SOAK
+from tests.support.scale import SOAK, scale
 from tests.support.servers import fresh_redis_url
+
+# Fewer lives than in memory, which looks for all that needs no crash: a step asks a server, from a process of its own.
+LIVES = settings(max_examples=scale(50, 300), stateful_step_count=scale(60, 120))
 
 
 class TestRedis(StoreContract):
@@ -28,4 +32,4 @@ class RedisMachine(StoreMachine):
 
 @pytest.mark.scaled
 def test_machine():
-    run_machine(RedisMachine)
+    run_machine(RedisMachine, profile=LIVES)

@@ -3,17 +3,22 @@
 import uuid
 
 import pytest
+from hypothesis import settings
 
 from safepoint.stores.redis.store import RedisStore
 from safepoint.stores.url import open_store
 from safepoint.testing import Place, Remote, StoreContract, StoreMachine, run_machine
-from tests.support.scale import SOAK
+from tests.support.scale import SOAK, scale
 from tests.support.servers import shared_cluster
 
 
 def fresh_cluster_url():
     """An empty store on the shared cluster: a prefix that no key has yet. It ends with the tests, and is not cleared before."""
     return f"{shared_cluster().url}?cluster=true&durability=process&prefix=c{uuid.uuid4().hex[:12]}:"
+
+
+# Fewer lives than in memory, which looks for all that needs no crash: a step asks a server, from a process of its own.
+LIVES = settings(max_examples=scale(20, 100), stateful_step_count=scale(60, 120))
 
 
 class TestRedisCluster(StoreContract):
@@ -34,4 +39,4 @@ class ClusterMachine(StoreMachine):
 
 @pytest.mark.soak
 def test_machine():
-    run_machine(ClusterMachine)
+    run_machine(ClusterMachine, profile=LIVES)
