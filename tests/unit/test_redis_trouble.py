@@ -203,7 +203,7 @@ def test_a_task_of_many_numbers_is_listed_while_others_write(store, raw, monkeyp
 
 
 def test_a_ttl_begins_when_a_store_is_closed_and_not_when_a_lease_has_run_out(url, raw):
-    store = open_store(url, timeout=5, durability="process", ttl=1000, lease=1)
+    store: Any = open_store(url, timeout=5, durability="process", ttl=1000, lease=1)
     Writer(store).save()
     key = store._client.keys.task("task")
     grant = store.acquire("task", b"me")
@@ -221,7 +221,7 @@ def test_a_ttl_begins_when_a_store_is_closed_and_not_when_a_lease_has_run_out(ur
 
 
 def test_a_task_that_is_gone_under_a_live_holder_is_not_begun_anew(url, raw):
-    store = open_store(url, timeout=5, durability="process", ttl=1000, lease=1)
+    store: Any = open_store(url, timeout=5, durability="process", ttl=1000, lease=1)
     writer = Writer(store)
     writer.save()
     guard = store.acquire("task", b"me").guard
