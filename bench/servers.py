@@ -281,7 +281,7 @@ def against_dbos(folder: Path, url: str, rounds: int) -> list[Row]:
     rows = []
     for what, mine, theirs in (
         ("SQLite", f"sqlite:///{place}/ours.db", f"sqlite:///{place}/dbos.db"),
-        ("PostgreSQL", url, url.replace("/postgres", "/dbos", 1)),
+        ("PostgreSQL", url, url.replace("/postgres?", "/dbos?", 1)),
     ):
         call, step = calls(mine, rounds), dbos_steps(theirs, rounds)
         rows.append(
