@@ -258,6 +258,29 @@ class PauseRow(_Sealed, frozen=True, kw_only=True):
     version: int = 0
 
 
+class WriteRow(_Sealed, frozen=True, kw_only=True):
+    """What an adapter's writer recorded against a checkpoint, maybe before that checkpoint exists, or without its ever coming to exist.
+
+    Known by space, checkpoint, writer and index. ``data`` with ``refs`` is an encoded root, as in a checkpoint.
+    """
+
+    SHOWN: ClassVar[tuple[str, ...]] = ("space", "checkpoint", "writer", "idx")
+    space: str = ""
+    checkpoint: str
+    """The id of the checkpoint."""
+    writer: str
+    idx: int
+    """From 0 on: the first row of its key stands, and later ones are left out. Below 0: the last one stands."""
+    path: str = ""
+    """Of the writer among those of its checkpoint; for order, which is the adapter's."""
+    data: bytes = b""
+    refs: bytes = b""
+
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        return self.space, self.checkpoint, self.writer, self.idx
+
+
 class BranchRow(msgspec.Struct, frozen=True):
     space: str
     name: str
@@ -340,6 +363,18 @@ class PauseWrite(_Row, frozen=True):
     row: PauseRow
 
 
+class BranchWrite(_Row, frozen=True, kw_only=True):
+    """Set a branch back to a checkpoint that is there, or drop it: what a deletion does before the checkpoints go, as a head never goes."""
+
+    SHOWN: ClassVar[tuple[str, ...]] = ("space", "name", "expect", "to")
+    space: str = ""
+    name: str
+    expect: Head
+    """Where it stands."""
+    to: Head | None
+    """Where it is to stand; None drops it. The current branch can only be dropped with the last one of space ''."""
+
+
 class TaskPatch(_Row, frozen=True, kw_only=True):
     """Fields of the task row to set; None leaves them."""
 
@@ -385,6 +420,10 @@ class Commit(_Row, frozen=True, kw_only=True):
     """``stands_on`` must be the head of the task's current branch, as it is before this commit (None: it has no head)."""
     calls: tuple[CallWrite, ...] = ()
     pauses: tuple[PauseWrite, ...] = ()
+    writes: tuple[WriteRow, ...] = ()
+    """Each key once. What they refer to is in ``objects``, less what ``stands_on`` reaches."""
+    branches: tuple[BranchWrite, ...] = ()
+    """Only in a commit without a checkpoint; each branch once."""
     patch: TaskPatch | None = None
     sync: bool = True
     """Whether this step must survive power loss before it is acknowledged (under durability="full")."""
@@ -430,7 +469,7 @@ class Lost(_Row, frozen=True):
     """In the store's own terms: a file with its line, a table with its row."""
     why: str
     kind: str = ""
-    """``checkpoint``, ``call``, ``pause``, ``object``, ``branch``, ``task``, ``input``, ``structure``, ``stray`` or
+    """``checkpoint``, ``call``, ``pause``, ``write``, ``object``, ``branch``, ``task``, ``input``, ``structure``, ``stray`` or
     ``foreign`` (none of the store's), where that is known."""
     first: int | None = None
     """Of checkpoints, calls and pauses: the numbers that lie in what cannot be read. Not each of them need have been there."""
@@ -445,13 +484,13 @@ class Aside(_Row, frozen=True):
 
     SHOWN: ClassVar[tuple[str, ...]] = ("kind", "why")
     kind: str
-    """``checkpoint``, ``call``, ``pause``, ``object`` or ``branch``."""
+    """``checkpoint``, ``call``, ``pause``, ``write``, ``object`` or ``branch``."""
     key: Any
-    """Its number; an object's name; space and name of a branch."""
+    """Its number; an object's name; space and name of a branch; a write's key."""
     why: str
 
 
-Part = TaskRow | Numbers | BranchRow | CheckpointRow | CallRow | PauseRow | Obj | Lost
+Part = TaskRow | Numbers | BranchRow | CheckpointRow | CallRow | PauseRow | WriteRow | Obj | Lost
 """What ``Store.walk`` gives of a task."""
 
 
@@ -465,6 +504,7 @@ class Image(_Row, frozen=True, kw_only=True):
     checkpoints: tuple[CheckpointRow, ...]
     calls: tuple[CallRow, ...] = ()
     pauses: tuple[PauseRow, ...] = ()
+    writes: tuple[WriteRow, ...] = ()
     objects: tuple[Obj, ...] = ()
     """All that the rows reach; none on stores that are not chunked."""
     fence: int = 0

@@ -31,6 +31,7 @@ from safepoint.rows import (
     Pruned,
     TaskPatch,
     TaskRow,
+    WriteRow,
 )
 from safepoint.stores.sound import unreadable
 
@@ -72,16 +73,17 @@ class Store(ABC):
         Under one lock of the task, in this order: if a checkpoint with ``commit.id`` exists in that space, compare (same
         branch, parent, digest: answer it with ``existed=True``; else UsageError); check the guard, or that no live run
         holds the task; answer a commit without a checkpoint that was the task's last to land, with its rows; compare the branch's head with ``expect``, and with ``at_head`` that of the current branch with
-        ``stands_on``; see that ``stands_on`` exists; compare the version of every call and pause row; then give numbers (``seq``, ``no``, journal positions), seal the rows, and write. An object that exists with other bytes
-        is overwritten. A guardless commit with a checkpoint creates the task; other commits need it to exist. The first
+        ``stands_on``; see that ``stands_on`` exists; compare the version of every call and pause row; compare each of ``branches`` with its ``expect``, and see that what it is set to exists in its space; then give numbers (``seq``, ``no``, journal positions), seal the rows, and write. An object that exists with other bytes
+        is overwritten. A guardless commit with a checkpoint or with ``writes`` creates the task; other commits need it to exist. Of ``writes``, a row from index 0 on is left out if one of its key is there, and one below 0 replaces it. The first
         branch of space '' becomes the task's current one; later only ``patch.branch`` changes that. A new branch forks from
         its checkpoint's ``parent_seq``. ``Committed.head`` is where the checkpoint's branch stands now.
 
         Raises:
-            Conflict: the branch (or with ``at_head`` the current one) moved, or a call/pause row has another version (``details["row"]`` names it).
+            Conflict: the branch (or with ``at_head`` the current one, or one of ``branches``) moved, or a call/pause row has another version (``details["row"]`` names it).
             LeaseLost: the guard is no longer the lease's.
             LeaseHeld: no guard, and a live run holds the task.
-            NotFound: no such task, call or pause; or ``stands_on`` is gone.
+            NotFound: no such task, call or pause; or ``stands_on``, or what a branch is set to, is gone.
+            UsageError: the current branch would be dropped while space '' has others.
             Unavailable: the outcome is not known; ``details["id"]`` is ``commit.id``.
         """
 
@@ -148,6 +150,13 @@ class Store(ABC):
     @abstractmethod
     def pauses(self, task: str) -> list[PauseRow]: ...
 
+    def writes(
+        self, task: str, *, space: str = "", checkpoints: Iterable[str] | None = None, bodies: bool = True
+    ) -> tuple[list[WriteRow], Mapping[bytes, Obj]]:
+        """What adapters recorded against these checkpoints (ids; None: against all of the space), by checkpoint, path, writer and
+        index, and with ``bodies`` the objects that it reaches."""
+        return [], {}
+
     # -- leases
 
     @abstractmethod
@@ -183,7 +192,7 @@ class Store(ABC):
     def prune(self, task: str, seqs: Iterable[int], *, space: str = "", dry_run: bool = False, sweep: bool = True) -> Pruned:
         """Delete these checkpoints with the calls that their steps began, and every object that nothing reaches any more.
 
-        All of it need not be one step, as others wait for that; a checkpoint goes with its calls and pauses, and before its
+        All of it need not be one step, as others wait for that; a checkpoint goes with its calls, pauses and writes, and before its
         objects. What a kill in the middle leaves over goes with the next prune. With ``sweep=False`` no object is deleted: while
         part of the task is damaged, nobody knows what it reached.
 
@@ -234,7 +243,7 @@ class Store(ABC):
         """Everything of a task, each row and object once, also what nothing reaches, in bounded memory.
 
         Numbers and the task's row come first, then branches, checkpoints (whole rows, of all spaces) by seq, calls and pauses
-        by number, and objects by name. What is there and cannot be read is a ``Lost``, and the walk goes on after it: it raises
+        by number, writes by key, and objects by name. What is there and cannot be read is a ``Lost``, and the walk goes on after it: it raises
         for nothing but Unavailable. Nothing is checked against seals and names. Not one snapshot: rows may come and go
         between its parts, but each row is whole. An unknown task gives nothing, or the ``Lost`` that is left of it.
         """
@@ -251,7 +260,7 @@ class Store(ABC):
         """Write a whole task, all or nothing, with the numbers and ids that its rows have; the rows are sealed anew.
 
         The task's lease is not written: the copy was never held. Its fences begin above those that the image knows of. False if the task is
-        there already with the very same checkpoints, calls, pauses and branches.
+        there already with the very same checkpoints, calls, pauses, writes and branches.
 
         Args:
             over: What may be there instead, as it was walked: it is replaced in the same step, and is there until then. Its
@@ -298,7 +307,7 @@ class Store(ABC):
 
         Args:
             kind: ``checkpoint``, ``call`` and ``pause``, with a number as key; ``object``, with its name; ``branch``, with space
-                and name.
+                and name; ``write``, with its key.
         """
         return ""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-from safepoint.rows import BranchRow, CallRow, CheckpointRow, Commit, PauseRow, TaskPatch, TaskRow, replace
+from safepoint.rows import BranchRow, CallRow, CheckpointRow, Commit, PauseRow, TaskPatch, TaskRow, WriteRow, replace
 from safepoint.rules import retention
 from safepoint.stores import refusals
 
-__all__ = ["chosen", "listed", "needed", "numbered", "patched", "task_row"]
+__all__ = ["chosen", "listed", "moved", "needed", "numbered", "patched", "task_row", "written", "wrote"]
 
 Branches = Mapping[tuple[str, str], BranchRow]
 Checkpoints = Mapping[int, CheckpointRow]
@@ -43,6 +43,43 @@ def numbered(
             _compare(commit.task, "pause", pause, new_pauses.get(pause.no) or pauses.get(pause.no))
         new_pauses[pause.no] = replace(pause, version=pause.version + 1).sealed(commit.task)
     return new_calls, new_pauses, no, position, pause_no
+
+
+def moved(
+    commit: Commit, current: str, branches: Branches, checkpoints: Checkpoints
+) -> dict[tuple[str, str], BranchRow | None]:
+    """The branches of a commit as they stand after it; None for those that it drops. ``current`` is the one that is current then.
+
+    Raises:
+        Conflict, NotFound, UsageError: as ``Store.commit`` does.
+    """
+    found: dict[tuple[str, str], BranchRow | None] = {}
+    for move in commit.branches:
+        at = branches.get((move.space, move.name))
+        if at is None or at.head != move.expect:
+            raise refusals.moved_away(commit.task, move, None if at is None else at.head)
+        if move.to is None:
+            found[move.space, move.name] = None
+            continue
+        base = checkpoints.get(move.to.seq)
+        if base is None or (base.id, base.space) != (move.to.id, move.space):
+            raise refusals.gone(commit.task, move.to)
+        found[move.space, move.name] = replace(at, head=move.to)
+    others = any(space == "" and found.get((space, name), True) is not None for space, name in branches)
+    if others and ("", current) in found and found["", current] is None:
+        raise refusals.has_others(commit.task, current)
+    return found
+
+
+def wrote(commit: Commit, there: Collection[tuple[str, str, str, int]]) -> list[WriteRow]:
+    """The writes of a commit that come to stand where those keys are taken, with their seals."""
+    return [row.sealed(commit.task) for row in commit.writes if row.idx < 0 or row.key not in there]
+
+
+def written(rows: Iterable[WriteRow], space: str, checkpoints: Collection[str] | None) -> list[WriteRow]:
+    """The rows that ``Store.writes`` asks for."""
+    found = [row for row in rows if row.space == space and (checkpoints is None or row.checkpoint in checkpoints)]
+    return sorted(found, key=lambda row: (row.checkpoint, row.path, row.writer, row.idx))
 
 
 def _compare(task: str, kind: str, row: CallRow | PauseRow, there: CallRow | PauseRow | None) -> None:

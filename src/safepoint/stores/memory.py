@@ -34,6 +34,7 @@ from safepoint.rows import (
     Pruned,
     TaskPatch,
     TaskRow,
+    WriteRow,
     replace,
 )
 from safepoint.stores import folding, refusals
@@ -53,6 +54,7 @@ class _Task:
     branches: dict[tuple[str, str], BranchRow] = field(default_factory=dict)
     calls: dict[int, CallRow] = field(default_factory=dict)
     pauses: dict[int, PauseRow] = field(default_factory=dict)
+    writes: dict[tuple[str, str, str, int], WriteRow] = field(default_factory=dict)
     objects: dict[bytes, Obj] = field(default_factory=dict)
     lease: LeaseRow | None = None
     # The last number given out of each kind. They outlive the rows, so that no number comes a second time.
@@ -141,7 +143,7 @@ class MemoryStore(Whole, Store):
                 head = None if at is None else at.head
                 return refusals.existing(commit, head, there, row.branch, row.parent_seq, row.digest)
             if task is None:
-                if new is None or commit.guard is not None:
+                if (new is None and not commit.writes) or commit.guard is not None:
                     raise refusals.no_task(commit.task)
                 task = _Task(TaskRow(task=commit.task, created_at=_now()))
             if commit.guard is not None:
@@ -213,6 +215,16 @@ class MemoryStore(Whole, Store):
     def pauses(self, task: str) -> list[PauseRow]:
         with self._locked(task) as (_data, found):
             return [] if found is None else list(found.pauses.values())
+
+    def writes(
+        self, task: str, *, space: str = "", checkpoints: Iterable[str] | None = None, bodies: bool = True
+    ) -> tuple[list[WriteRow], Mapping[bytes, Obj]]:
+        wanted = None if checkpoints is None else set(checkpoints)
+        with self._locked(task) as (_data, found):
+            if found is None:
+                return [], {}
+            rows = folding.written(found.writes.values(), space, wanted)
+            return rows, _closure(found, [row.refs for row in rows]) if bodies else {}
 
     # -- leases
 
@@ -298,9 +310,12 @@ class MemoryStore(Whole, Store):
             pauses = [p for p in found.pauses.values() if p.base_seq in bases]
             roots = [r.refs for r in found.checkpoints.values() if r.seq not in bases]
             roots += _call_refs(c for c in found.calls.values() if c.base_seq not in bases)
+            ids = {r.id for r in gone}
+            writes = [w for w in found.writes.values() if w.space == space and w.checkpoint in ids]
+            roots += [w.refs for w in found.writes.values() if w.space != space or w.checkpoint not in ids]
             live = _closure(found, roots)
             objects = [o for o in found.objects.values() if o.name not in live] if sweep else []
-            size = sum(map(_row_bytes, (*gone, *calls, *pauses))) + sum(map(_obj_bytes, objects))
+            size = sum(map(_row_bytes, (*gone, *calls, *pauses, *writes))) + sum(map(_obj_bytes, objects))
             if not dry_run:
                 for row in gone:
                     del found.checkpoints[row.seq], found.ids[row.space, row.id]
@@ -308,6 +323,8 @@ class MemoryStore(Whole, Store):
                     del found.calls[call.no]
                 for pause in pauses:
                     del found.pauses[pause.no]
+                for write in writes:
+                    del found.writes[write.key]
                 for obj in objects:
                     del found.objects[obj.name]
             return Pruned(tuple(r.seq for r in gone), len(calls), len(objects), size)
@@ -370,6 +387,8 @@ def _write(data: _Data, task: _Task, commit: Commit) -> Committed:
     calls, pauses, no, position, pause_no = folding.numbered(
         commit, task.calls, task.pauses, task.no, task.position, task.pause_no
     )
+    moves = folding.moved(commit, folding.patched(task.row, commit.patch).branch, task.branches, task.checkpoints)
+    writes = folding.wrote(commit, task.writes)
     objects = [Obj(bytes(o.name), bytes(o.refs), bytes(o.data)) for o in commit.objects]
     sealed: CheckpointRow | None = None
     if new is not None:
@@ -383,6 +402,12 @@ def _write(data: _Data, task: _Task, commit: Commit) -> Committed:
     task.no, task.position, task.pause_no = no, position, pause_no
     task.calls.update(calls)
     task.pauses.update(pauses)
+    task.writes.update((w.key, w) for w in writes)
+    for place, branch in moves.items():
+        if branch is None:
+            del task.branches[place]
+        else:
+            task.branches[place] = branch
     task.objects.update((o.name, o) for o in objects)
     head = None
     if sealed is not None:
@@ -400,7 +425,7 @@ def _write(data: _Data, task: _Task, commit: Commit) -> Committed:
             head = commit.expect
     task.row = patched
     data.tasks[commit.task] = task
-    rows: list[CheckpointRow | CallRow | PauseRow] = [*calls.values(), *pauses.values()]
+    rows: list[CheckpointRow | CallRow | PauseRow | WriteRow] = [*calls.values(), *pauses.values(), *writes]
     size = sum(map(_row_bytes, rows if sealed is None else [sealed, *rows])) + sum(map(_obj_bytes, objects))
     done = Committed(None if sealed is None else sealed.seq, head, False, tuple(calls.values()), tuple(pauses.values()), size)
     task.last = (commit.id, done)

@@ -35,7 +35,7 @@ class Whole:
                 return
             parts: list[Part] = [_numbers(found), self._shown(found)]
             parts += [branch for _, branch in sorted(found.branches.items())]
-            numbered: tuple[dict[Any, Any], ...] = (found.checkpoints, found.calls, found.pauses, found.objects)
+            numbered: tuple[dict[Any, Any], ...] = (found.checkpoints, found.calls, found.pauses, found.writes, found.objects)
             parts += [rows[key] for rows in numbered for key in sorted(rows)]
         yield from parts
 
@@ -66,6 +66,7 @@ class Whole:
         new.ids = {(c.space, c.id): c.seq for c in image.checkpoints}
         new.calls = {c.no: c for c in image.calls}
         new.pauses = {p.no: p for p in image.pauses}
+        new.writes = {w.key: w for w in image.writes}
         new.objects = {o.name: o for o in image.objects}
         return new
 
@@ -91,7 +92,9 @@ class Whole:
 
 
 def _facts(task: _Task) -> whole.Facts:
-    return whole.facts(task.checkpoints.values(), task.calls.values(), task.pauses.values(), task.branches.values())
+    return whole.facts(
+        task.checkpoints.values(), task.calls.values(), task.pauses.values(), task.branches.values(), task.writes.values()
+    )
 
 
 def _numbers(task: _Task) -> Numbers:

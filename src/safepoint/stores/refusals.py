@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from safepoint.errors import Conflict, LeaseLost, NotFound, UsageError
-from safepoint.rows import Commit, Committed, Guard, Head
+from safepoint.rows import BranchWrite, Commit, Committed, Guard, Head
 
-__all__ = ["changed", "existing", "gone", "lost", "moved", "no_row", "no_task", "not_at_head", "stale"]
+__all__ = [
+    "changed",
+    "existing",
+    "gone",
+    "has_others",
+    "lost",
+    "moved",
+    "moved_away",
+    "no_row",
+    "no_task",
+    "not_at_head",
+    "stale",
+]
 
 
 def existing(commit: Commit, head: Head | None, seq: int, branch: str, parent_seq: int | None, digest: bytes) -> Committed:
@@ -44,6 +56,21 @@ def moved(commit: Commit, head: Head | None) -> Conflict:
     """The checkpoint's branch stands at ``head`` and not at ``commit.expect``."""
     assert commit.checkpoint is not None
     return _elsewhere(commit.task, commit.checkpoint.branch, head, commit.expect, "a new branch was expected")
+
+
+def moved_away(task: str, move: BranchWrite, head: Head | None) -> Conflict:
+    """A branch that is to be set back or dropped stands at ``head`` and not where it was seen."""
+    return _elsewhere(task, move.name, head, move.expect, "")
+
+
+def has_others(task: str, branch: str) -> UsageError:
+    return UsageError(
+        f"the current branch {branch!r} of task {task!r} cannot be dropped",
+        "the task has other branches",
+        "Make one of them current first; nothing was written.",
+        task=task,
+        branch=branch,
+    )
 
 
 def not_at_head(commit: Commit, branch: str, head: Head | None) -> Conflict:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from safepoint.errors import Conflict
 from safepoint.model import check_id
-from safepoint.rows import BranchRow, CallRow, CheckpointRow, Image, Numbers, PauseRow, replace
+from safepoint.rows import BranchRow, CallRow, CheckpointRow, Image, Numbers, PauseRow, WriteRow, replace
 
 __all__ = ["Facts", "another", "beyond", "facts", "facts_of", "fence_of", "sealed"]
 
@@ -19,22 +19,28 @@ class Facts(NamedTuple):
     calls: frozenset[tuple[int, bytes]]
     pauses: frozenset[tuple[int, bytes]]
     branches: frozenset[tuple[Any, ...]]
+    writes: frozenset[tuple[Any, ...]] = frozenset()
 
 
 def facts(
-    checkpoints: Iterable[CheckpointRow], calls: Iterable[CallRow], pauses: Iterable[PauseRow], branches: Iterable[BranchRow]
+    checkpoints: Iterable[CheckpointRow],
+    calls: Iterable[CallRow],
+    pauses: Iterable[PauseRow],
+    branches: Iterable[BranchRow],
+    writes: Iterable[WriteRow] = (),
 ) -> Facts:
     return Facts(
         frozenset((row.seq, row.seal) for row in checkpoints),
         frozenset((row.no, row.seal) for row in calls),
         frozenset((row.no, row.seal) for row in pauses),
         frozenset((row.space, row.name, *row.head, row.line, row.forked_from) for row in branches),
+        frozenset((*row.key, row.seal) for row in writes),
     )
 
 
 def facts_of(image: Image) -> Facts:
     """Of an image whose rows are sealed: as it was walked, or after ``sealed``."""
-    return facts(image.checkpoints, image.calls, image.pauses, image.branches)
+    return facts(image.checkpoints, image.calls, image.pauses, image.branches, image.writes)
 
 
 def fence_of(image: Image) -> int:
@@ -54,6 +60,7 @@ def sealed(image: Image) -> Image:
     checkpoints = tuple(row.sealed(name) for row in sorted(image.checkpoints, key=lambda row: row.seq))
     calls = tuple(row.sealed(name) for row in sorted(image.calls, key=lambda row: row.no))
     pauses = tuple(row.sealed(name) for row in sorted(image.pauses, key=lambda row: row.no))
+    writes = tuple(row.sealed(name) for row in sorted(image.writes, key=lambda row: row.key))
     given = image.numbers
     numbers = Numbers(
         seq=max([given.seq, *(row.seq for row in checkpoints[-1:])]),
@@ -62,13 +69,13 @@ def sealed(image: Image) -> Image:
         line=max([given.line, *(row.line for row in image.branches)]),
         position=max([given.position, *(max(row.began, row.ended or 0) for row in calls)]),
     )
-    return replace(image, numbers=numbers, checkpoints=checkpoints, calls=calls, pauses=pauses)
+    return replace(image, numbers=numbers, checkpoints=checkpoints, calls=calls, pauses=pauses, writes=writes)
 
 
 def another(task: str) -> Conflict:
     return Conflict(
         f"task {task!r} is there already and is another one",
-        "its checkpoints, calls, pauses or branches differ from those that were to be written",
+        "its checkpoints, calls, pauses, writes or branches differ from those that were to be written",
         "Write it under another name, or delete the one that is there; nothing was written.",
         task=task,
     )

@@ -9,7 +9,19 @@ from typing import Any
 import pytest
 
 from safepoint.model import Obj, new_id
-from safepoint.rows import CallRow, CallWrite, CheckpointRow, Commit, Committed, Guard, Head, PauseRow, PauseWrite, replace
+from safepoint.rows import (
+    CallRow,
+    CallWrite,
+    CheckpointRow,
+    Commit,
+    Committed,
+    Guard,
+    Head,
+    PauseRow,
+    PauseWrite,
+    WriteRow,
+    replace,
+)
 from safepoint.stores.base import Store
 
 __all__ = [
@@ -26,6 +38,7 @@ __all__ = [
     "reached",
     "refs_of",
     "tree",
+    "write_row",
 ]
 
 SPACES = ("", "ns")
@@ -102,6 +115,12 @@ def pause_row(base_seq: int, **fields: Any) -> PauseRow:
     return PauseRow(**{**given, **fields})
 
 
+def write_row(checkpoint: str, top: Sequence[Obj] = (), *, writer: str = "w", idx: int = 0, **fields: Any) -> WriteRow:
+    """A row whose root reaches ``top``."""
+    refs = refs_of(top)
+    return WriteRow(checkpoint=checkpoint, writer=writer, idx=idx, **{"data": b"data:" + refs, "refs": refs, **fields})
+
+
 class Writer:
     """Writes one commit after the other on one branch, and remembers where that stands."""
 
@@ -151,6 +170,13 @@ class Writer:
             given["calls"] = tuple(replace(write, row=flat(write.row)) for write in calls)
         return self.store.commit(Commit(task=self.task, id=new_id(), **{**given, **fields}))
 
+    def record(self, *rows: WriteRow, objects: Iterable[Obj] = (), **fields: Any) -> Committed:
+        """A commit of an adapter's writes alone."""
+        if not self.store.chunked:
+            rows, objects = tuple(flat(row) for row in rows), ()
+        given: dict[str, Any] = {"id": new_id(), "guard": self.guard, "writes": rows, "objects": tuple(objects)}
+        return self.store.commit(Commit(task=self.task, **{**given, **fields}))
+
     def call(self, base_seq: int | None = None, **fields: Any) -> CallRow:
         """Record an intent of step 0 (or another) that stands on the head, or on ``base_seq``."""
         base = base_seq if base_seq is not None else self.seq
@@ -183,6 +209,7 @@ def dump(store: Store, tasks: Iterable[str] | None = None, spaces: Iterable[str]
             "checkpoints": [_read(store, name, space, row.seq) for space in spaces for row in headers[space]],
             "calls": (calls, dict(bodies)),
             "pauses": store.pauses(name),
+            "writes": [store.writes(name, space=space) for space in spaces],
             "lease": store.lease(name),
         }
     return seen

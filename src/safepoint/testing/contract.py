@@ -18,13 +18,14 @@ from safepoint.testing.leases import LeaseTests
 from safepoint.testing.reading import ReadTests
 from safepoint.testing.removal import RemovalTests
 from safepoint.testing.whole import WholeTests
+from safepoint.testing.writes import WriteTests
 
 __all__ = ["StoreContract"]
 
 Opener = Callable[[], Store]
 
 
-class StoreContract(CommitTests, ReadTests, LeaseTests, RemovalTests, WholeTests):
+class StoreContract(CommitTests, ReadTests, WriteTests, LeaseTests, RemovalTests, WholeTests):
     """Subclass it, and give the fixture ``opener``: a function that opens a store at one empty place, the same at each call.
 
     ``scale`` may be overridden to make the tests with threads longer.
@@ -77,6 +78,7 @@ class StoreContract(CommitTests, ReadTests, LeaseTests, RemovalTests, WholeTests
             "headers": lambda: store.headers("task"),
             "calls": lambda: store.calls("task"),
             "pauses": lambda: store.pauses("task"),
+            "writes": lambda: store.writes("task"),
             "acquire": lambda: store.acquire("task", b""),
             "release": lambda: store.release("task", grant),
             "lease": lambda: store.lease("task"),

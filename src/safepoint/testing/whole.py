@@ -21,6 +21,7 @@ from safepoint.rows import (
     PauseRow,
     TaskPatch,
     TaskRow,
+    WriteRow,
     replace,
 )
 from safepoint.stores.base import Store
@@ -43,6 +44,7 @@ def image_of(store: Store, task: str) -> Image:
         checkpoints=tuple(parts.get(CheckpointRow, ())),
         calls=tuple(parts.get(CallRow, ())),
         pauses=tuple(parts.get(PauseRow, ())),
+        writes=tuple(parts.get(WriteRow, ())),
         objects=tuple(parts.get(Obj, ())),
     )
 
