@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from typing import NamedTuple
 
-from safepoint.rows import CallRow, CheckpointRow, Commit, Numbers, PauseRow, replace
+from safepoint.rows import CallRow, CheckpointRow, Commit, Numbers, PauseRow, WriteRow, replace
 from safepoint.stores.forking import each_at_fork
 
 __all__ = ["Foreseen", "Ready", "ready"]
@@ -33,6 +33,8 @@ class Ready(NamedTuple):
     last: Numbers
     next: Numbers
     """``last`` after this commit, but for ``line``, which the server counts."""
+    writes: tuple[WriteRow, ...] = ()
+    """All of the commit's: which of them come to stand is for the server to see."""
 
 
 def ready(commit: Commit, last: Numbers) -> Ready:
@@ -70,6 +72,7 @@ def ready(commit: Commit, last: Numbers) -> Ready:
         tuple(version for version, _ in pauses.values()),
         last,
         Numbers(seq, no, pause_no, last.line, position),
+        tuple(row.sealed(task) for row in commit.writes),
     )
 
 
