@@ -13,7 +13,7 @@ import apsw
 import pytest
 
 import safepoint
-from safepoint import Done, InDoubt, NotFound, Retention, SafepointError, State
+from safepoint import Damaged, Done, InDoubt, NotFound, Retention, SafepointError, State
 from tests.support import damage
 from tests.support.scale import scale
 
@@ -158,3 +158,38 @@ def test_a_value_of_another_class_is_damage(lax: tuple[Path, damage.Acknowledged
             raise
         shutil.rmtree(folder)
     assert changed > 5
+
+
+@pytest.mark.parametrize("witness", [True, False], ids=["witness", "no witness"])
+@pytest.mark.parametrize("name", [None, 0.5, b"two", "other"], ids=repr)
+def test_a_task_without_its_name_is_not_absent(
+    lax: tuple[Path, damage.Acknowledged], tmp_path: Path, name: Any, witness: bool
+) -> None:
+    """No listing by name comes upon it, and nobody may begin it anew. Under another name, only the witness knows of it."""
+    path, _ = lax
+    there = damage.copied(path, tmp_path / "damaged")
+    if not witness:
+        Path(f"{there}-locks").unlink()
+    conn = connected(there)
+    conn.execute("UPDATE sp_tasks SET task = ? WHERE task = ?", (name, TASK))
+    assert conn.changes() == 1
+    conn.close()
+    with safepoint.open(f"sqlite:///{there}", durability="process") as cp:
+        found = cp.verify()
+        assert [d.where for d in found.damages if d.kind == "task"] == ([] if name == "other" else ["sp_tasks, row 2"])
+        assert not found.ok
+        assert cp.load("one", seq=1)
+        assert cp.load_latest("three")
+        if name == "other" and not witness:
+            return
+        for verb in (cp.load_latest, cp.status, cp.list_checkpoints, cp.branches, cp.calls, cp.plan):
+            with pytest.raises(Damaged):
+                verb(TASK)
+        with pytest.raises(Damaged):
+            cp.load(TASK, seq=1)
+        with pytest.raises(Damaged):
+            cp.save(State(TASK))
+        with pytest.raises(Damaged), cp.resume(TASK):
+            pass
+        if name == "other":
+            cp.save(State("new"))  # no name is lost

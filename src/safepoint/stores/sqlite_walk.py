@@ -65,13 +65,28 @@ def walk_tasks(db: Database) -> Iterator[str | Lost]:
         if why is not None:
             break
         if not more:
+            yield from _nameless(db)
             return
     # The index cannot be read on: the table itself, by number.
     for part in scan(db, "SELECT n, task FROM sp_tasks WHERE n BETWEEN ? AND ? ORDER BY n", 1, LARGEST, None):
         if isinstance(part, Gap):
             yield Lost(f"rows of tasks ({part})", f"sp_tasks, rows {part}", part.why, kind="task")
-        elif isinstance(part[1], str) and part[1] > after:
+        elif not isinstance(part[1], str):
+            yield _no_name(part[0])
+        elif part[1] > after:
             yield part[1]
+
+
+def _nameless(db: Database) -> Iterator[Lost]:
+    """Rows of tasks that no listing by name comes upon."""
+    statement = "SELECT n FROM sp_tasks WHERE n BETWEEN ? AND ? AND typeof(task) <> 'text' ORDER BY n"
+    for part in scan(db, statement, 1, LARGEST, None):
+        if not isinstance(part, Gap):  # rows that cannot be read are told of with the tasks whose they are
+            yield _no_name(part[0])
+
+
+def _no_name(n: int) -> Lost:
+    return Lost(f"the name of task {n}", f"sp_tasks, row {n}", "its values are of other types", kind="task")
 
 
 # -- reading past damage

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["At", "Watched"]
 
+_CLASSES = (
+    "SELECT typeof(task) FROM (SELECT task FROM sp_tasks ORDER BY task LIMIT 1)"
+    " UNION SELECT typeof(task) FROM (SELECT task FROM sp_tasks ORDER BY task DESC LIMIT 1)"
+)
+"""Of the names. What is no text lies before or after all that is, in their index."""
+
 
 class At(NamedTuple):
     """A task's row, as far as reading begins with it."""
@@ -147,10 +153,12 @@ class Watched:
             raise witness.tasks_missing(self._db.path, 1, task=task)
 
     def _refuse_hidden(self, conn: Connection, task: str) -> None:
-        """Refuse to begin a task that is there, and that only the index of names has lost: it would be there twice."""
+        """Refuse to begin a task that is there, and that only its name or the index of names has lost: it would be there twice."""
         for n, _ in self._witness.find(self._db.name, task, self._last(conn)):
-            if conn.rows("SELECT task FROM sp_tasks NOT INDEXED WHERE n = ?", (n,)) == [(task,)]:
-                raise self._unsound(task, "it is missing in the index of names")
+            if (hidden := self._hidden(conn, task, n)) is not None:
+                raise hidden
+        if (nameless := self._nameless(conn, task)) is not None:
+            raise nameless
 
     def _slot(self, conn: Connection, n: int) -> Slot:
         return Slot(*plain(_Counters, conn.rows(reads()["slot"], (n,))[0]))
@@ -210,13 +218,25 @@ class Watched:
                 # No delete_task explains that: a number that was given once stays given.
                 why = f"checkpoints up to {slot.next_seq - 1} were acknowledged, and the store knows nothing of it"
                 return witness.missing(task, self._db.path, why, acknowledged=slot.next_seq - 1)
-            there = conn.rows("SELECT task FROM sp_tasks WHERE n = ?", (n,))
-            if there == [(task,)]:
-                return self._unsound(task, "it is missing in the index of names")
+            if (hidden := self._hidden(conn, task, n)) is not None:
+                return hidden
         made, there = conn.rows(reads()["tasks_there"])[0]
         if made is not None and made != there:
             return self._unsound(task, f"the store has {there} of {made} tasks, so it may be one of those that are missing")
-        return None
+        return self._nameless(conn, task)
+
+    def _hidden(self, conn: Connection, task: str, n: int) -> Damaged | None:
+        """What says that a task which is not found by its name has the row of a number that was once its own."""
+        there = conn.rows("SELECT task FROM sp_tasks NOT INDEXED WHERE n = ?", (n,))
+        if not there:
+            return None  # deleted; and no other task gets its number
+        return self._unsound(task, "it is missing in the index of names" if there == [(task,)] else "its row has another name")
+
+    def _nameless(self, conn: Connection, task: str) -> Damaged | None:
+        """What says that some task's name is none, so that it may be this one."""
+        if conn.rows(_CLASSES) in ([], [("text",)]):
+            return None
+        return self._unsound(task, "the store has a task whose name is lost, so it may be that one")
 
     def _last(self, conn: Connection) -> int:
         found = conn.rows("SELECT value FROM sp_meta WHERE key = 'last'")
