@@ -58,10 +58,13 @@ from safepoint.codec.values import MAX_DEPTH
 from safepoint.errors import RefusedType
 from safepoint.model import Obj
 
-__all__ = ["DEPTH", "Packed", "name_of", "pack", "root_digest", "unpack", "unpack_plain", "verify_obj"]
+__all__ = ["DEPTH", "KEEP", "Packed", "name_of", "pack", "root_digest", "unpack", "unpack_plain", "verify_obj"]
 
 DEPTH: Final = MAX_DEPTH + 3
 """The containers that may nest in a whole mapping: itself, an opened dict, a list in that, and what a value may have."""
+
+KEEP: Final = object()
+"""For ``pack``, in place of a value at the top or in a dict opened there: what the base has at that place, without a look at it."""
 
 _SMALL: Final = frozenset((float, bool, type(None)))  # never more than nine bytes
 _FAR: Final = 4096  # A new object above this is looked up in all of the base's values: it may have stood at another place.
@@ -208,6 +211,8 @@ class _Writer(Lists):
             if base is not None and type(base) is not bytes:
                 self.replaced.append(base)
             return self.encode(v, path)
+        if v is KEEP and base is not None:
+            return base
         node = self._place(v, t, base, level, path)
         if base is not None and node is not base and type(base) is not bytes and type(node) is not type(base):
             self.replaced.append(base)

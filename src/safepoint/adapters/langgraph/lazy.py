@@ -1,0 +1,210 @@
+"""A stored checkpoint that is read as far as it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+import msgspec
+
+from safepoint.adapters.langgraph.wrapping import unwrapped_value
+from safepoint.codec.chunkread import _MAP, Reader, _Cursor, _opened, read_part
+from safepoint.codec.chunks import Packed, root_digest
+from safepoint.codec.nodes import Node, Split, map_size
+from safepoint.codec.registry import Registry
+from safepoint.errors import Damaged
+from safepoint.model import Obj
+
+__all__ = ["Base", "Channels", "Objects", "Parts"]
+
+Objects = Mapping[bytes, Obj] | Callable[[], Mapping[bytes, Obj]]
+"""The objects that a root reaches, or what fetches them."""
+
+_GONE: Final = object()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Base(Packed):
+    """A packed checkpoint, and the versions that its channels had: what the next one is packed against."""
+
+    versions: Mapping[str, Any] = field(repr=False)
+
+    @classmethod
+    def of(cls, packed: Packed, versions: Mapping[str, Any]) -> Self:
+        return cls(packed.data, packed.refs, packed.digest, packed.new, packed.size, packed._kids, versions)
+
+
+class _Name(bytes):
+    """The name of an object that a value lies in; other bytes are the value's encoding."""
+
+    __slots__ = ()
+
+
+class Parts:
+    """The parts of a root, in their stored form, and what has been decoded of them."""
+
+    def __init__(self, root: bytes, refs: bytes, objects: Objects, registry: Registry, size: int | None, at: str) -> None:
+        self.root = root
+        self.refs = refs
+        self.at = at
+        self._registry = registry
+        self._size = size
+        self._objects = objects
+        self._reader: Reader | None = None
+        self._nodes: dict[str, Node] = {}
+        try:
+            raws = read_part(_MAP, root)
+        except msgspec.MsgspecError as error:
+            raise self.damaged(str(error)) from None
+        cursor = _Cursor(refs)
+        self.parts: dict[str, bytes | dict[str, bytes]] = {}
+        for key, raw in raws.items():
+            code = bytes(raw)
+            if code == cursor.code:
+                self.parts[key] = _Name(cursor.take())
+            elif cursor.code and (inner := _opened(code, cursor.code)) is not None:
+                self.parts[key] = _children(inner, cursor)
+            else:
+                self.parts[key] = code
+        cursor.end("the root")
+        self._channels: dict[str, bytes] | None = None
+
+    def damaged(self, why: str) -> Damaged:
+        return Damaged(f"{self.at} cannot be loaded", why, "Load an earlier checkpoint.")
+
+    @property
+    def reader(self) -> Reader:
+        if self._reader is None:
+            objects = self._objects() if callable(self._objects) else self._objects
+            self._reader = Reader(objects, self._registry, None, self._size)
+        return self._reader
+
+    @property
+    def channels(self) -> dict[str, bytes]:
+        """The channels' values as they are stored, by name."""
+        if self._channels is None:
+            part = self.parts.get("agent_state", b"")
+            if type(part) is _Name:
+                obj = self.reader.get(part)
+                cursor = _Cursor(obj.refs)
+                self._channels = _children(self._members(obj.data[1:] if obj.data[:1] == b"v" else b""), cursor)
+                cursor.end("agent_state")
+            else:
+                self._channels = part if isinstance(part, dict) else _children(self._members(part), _Cursor(b""))
+        return self._channels
+
+    def _members(self, code: bytes) -> dict[str, msgspec.Raw]:
+        try:
+            return read_part(_MAP, code)
+        except msgspec.MsgspecError as error:
+            raise self.damaged(f"its channels cannot be read: {error}") from None
+
+    def value(self, name: str) -> Any:
+        """The value of a channel, made anew."""
+        code = self.channels[name]
+        path = f"{self.at}: channel {name!r}"
+        plain, node = self._read(code, path, 1)
+        value = unwrapped_value(plain, path)
+        self._nodes.setdefault(name, node)
+        return value
+
+    def part(self, key: str) -> Any:
+        """A part of the root that is not the channels, with no class of the application in it."""
+        part = self.parts.get(key)
+        if part is None:
+            return None
+        if isinstance(part, dict):
+            return {name: self._read(code, key, 1)[0] for name, code in part.items()}
+        return self._read(part, key, 0)[0]
+
+    def _read(self, code: bytes, path: str, level: int) -> tuple[Any, Node]:
+        if type(code) is _Name:
+            return self.reader.object(code, path, level)
+        # What is inline needs no objects: none are fetched for it.
+        reader = self._reader or Reader({}, self._registry, None, self._size)
+        return reader.decode(code, path), code
+
+    def packed(self) -> Packed:
+        """All of it as a base for the next pack. Decodes what has not been decoded."""
+        kids: dict[str, Node] = {}
+        for key, part in self.parts.items():
+            if key == "agent_state":
+                for name in self.channels:
+                    if name not in self._nodes:
+                        self.value(name)
+                nodes = {name: self._nodes[name] for name in self.channels}
+                kids[key] = Split(bytes(part) if type(part) is _Name else None, map_size(nodes), nodes, 0)
+            elif isinstance(part, dict):
+                nodes = {name: self._read(code, key, 1)[1] for name, code in part.items()}
+                kids[key] = Split(None, map_size(nodes), nodes, 0)
+            else:
+                kids[key] = self._read(part, key, 0)[1]
+        return Packed(self.root, self.refs, root_digest(self.root, self.refs), (), map_size(kids), kids)
+
+
+def _children(raws: Mapping[str, msgspec.Raw], cursor: _Cursor) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for key, raw in raws.items():
+        code = bytes(raw)
+        found[key] = _Name(cursor.take()) if code == cursor.code else code
+    return found
+
+
+class Channels(MutableMapping[str, Any]):
+    """``channel_values`` whose values are decoded when they are first asked for.
+
+    No subclass of dict: code in C (json, ormsgpack) would read the empty storage of one, and lose everything without a word. What
+    is set or deleted here changes nothing that is stored.
+    """
+
+    __slots__ = ("_parts", "_values")
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._values: dict[str, Any] | None = None
+
+    def _all(self) -> dict[str, Any]:
+        if self._values is None:
+            # By setdefault, as another thread may be here too: both are to see one value.
+            self._values = dict.fromkeys(self._parts.channels, _GONE)
+        return self._values
+
+    def __getitem__(self, name: str) -> Any:
+        values = self._all()
+        value = values[name]
+        if value is _GONE:
+            value = self._parts.value(name)
+            values[name] = value
+        return value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._all()[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._all()
+
+    def copy(self) -> dict[str, Any]:
+        """A dict of all values, decoded."""
+        return dict(self)
+
+    def __or__(self, other: Mapping[str, Any]) -> dict[str, Any]:
+        return {**self, **other}
+
+    def __ror__(self, other: Mapping[str, Any]) -> dict[str, Any]:
+        return {**other, **self}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+    def __repr__(self) -> str:  # the values are content
+        return f"<channel_values {list(self)}>"
