@@ -119,7 +119,8 @@ class Store(ABC):
         """Tasks by id (code point order), from the first one greater than ``after``."""
 
     @abstractmethod
-    def branches(self, task: str, space: str = "") -> list[BranchRow]: ...
+    def branches(self, task: str, space: str | None = "") -> list[BranchRow]:
+        """By space and name; with None, those of all spaces."""
 
     @abstractmethod
     def read(
@@ -130,9 +131,16 @@ class Store(ABC):
 
     @abstractmethod
     def headers(
-        self, task: str, *, space: str = "", branch: str | None = None, before: int | None = None, limit: int | None = None
+        self,
+        task: str,
+        *,
+        space: str | None = "",
+        branch: str | None = None,
+        before: int | None = None,
+        limit: int | None = None,
+        roots: bool = False,
     ) -> list[CheckpointRow]:
-        """Checkpoints by falling ``seq``, without root and refs."""
+        """Checkpoints by falling ``seq``, without root and refs unless ``roots``; with no space, those of all spaces."""
 
     @abstractmethod
     def calls(
@@ -151,10 +159,16 @@ class Store(ABC):
     def pauses(self, task: str) -> list[PauseRow]: ...
 
     def writes(
-        self, task: str, *, space: str = "", checkpoints: Iterable[str] | None = None, bodies: bool = True
+        self,
+        task: str,
+        *,
+        space: str | None = "",
+        checkpoints: Iterable[str] | None = None,
+        writer: str | None = None,
+        bodies: bool = True,
     ) -> tuple[list[WriteRow], Mapping[bytes, Obj]]:
-        """What adapters recorded against these checkpoints (ids; None: against all of the space), by checkpoint, path, writer and
-        index, and with ``bodies`` the objects that it reaches."""
+        """What adapters recorded against these checkpoints (ids; None: against all of the space), by space, checkpoint, path, writer and
+        index, and with ``bodies`` the objects that it reaches. With no space, that of all spaces; with ``writer``, only that one's."""
         return [], {}
 
     # -- leases

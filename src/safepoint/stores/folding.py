@@ -76,10 +76,18 @@ def wrote(commit: Commit, there: Collection[tuple[str, str, str, int]]) -> list[
     return [row.sealed(commit.task) for row in commit.writes if row.idx < 0 or row.key not in there]
 
 
-def written(rows: Iterable[WriteRow], space: str, checkpoints: Collection[str] | None) -> list[WriteRow]:
+def written(
+    rows: Iterable[WriteRow], space: str | None, checkpoints: Collection[str] | None, writer: str | None
+) -> list[WriteRow]:
     """The rows that ``Store.writes`` asks for."""
-    found = [row for row in rows if row.space == space and (checkpoints is None or row.checkpoint in checkpoints)]
-    return sorted(found, key=lambda row: (row.checkpoint, row.path, row.writer, row.idx))
+    found = [
+        row
+        for row in rows
+        if space in {None, row.space}
+        and writer in {None, row.writer}
+        and (checkpoints is None or row.checkpoint in checkpoints)
+    ]
+    return sorted(found, key=lambda row: (row.space, row.checkpoint, row.path, row.writer, row.idx))
 
 
 def _compare(task: str, kind: str, row: CallRow | PauseRow, there: CallRow | PauseRow | None) -> None:
@@ -134,7 +142,7 @@ def needed(
 
 
 def listed(
-    checkpoints: Checkpoints, space: str, branch: str | None, before: int | None, limit: int | None
+    checkpoints: Checkpoints, space: str | None, branch: str | None, before: int | None, limit: int | None
 ) -> list[CheckpointRow]:
     """What ``Store.headers`` asks for; the rows as they are."""
     rows: list[CheckpointRow] = []
@@ -142,7 +150,7 @@ def listed(
         if limit is not None and len(rows) >= limit:
             break
         row = checkpoints[seq]
-        if row.space == space and branch in {None, row.branch} and (before is None or seq < before):
+        if space in {None, row.space} and branch in {None, row.branch} and (before is None or seq < before):
             rows.append(row)
     return rows
 

@@ -168,9 +168,9 @@ class MemoryStore(Whole, Store):
             names = sorted(name for name in data.tasks if after is None or name > after)
             return [_task_row(data.tasks[name]) for name in names[:limit]]
 
-    def branches(self, task: str, space: str = "") -> list[BranchRow]:
+    def branches(self, task: str, space: str | None = "") -> list[BranchRow]:
         with self._locked(task) as (_data, found):
-            return [] if found is None else [b for (s, _), b in sorted(found.branches.items()) if s == space]
+            return [] if found is None else [b for (s, _), b in sorted(found.branches.items()) if space in {None, s}]
 
     def read(
         self, task: str, *, space: str = "", seq: int | None = None, branch: str | None = None, id: str | None = None
@@ -189,11 +189,18 @@ class MemoryStore(Whole, Store):
             return row, _closure(found, [row.refs])
 
     def headers(
-        self, task: str, *, space: str = "", branch: str | None = None, before: int | None = None, limit: int | None = None
+        self,
+        task: str,
+        *,
+        space: str | None = "",
+        branch: str | None = None,
+        before: int | None = None,
+        limit: int | None = None,
+        roots: bool = False,
     ) -> list[CheckpointRow]:
         with self._locked(task) as (_data, found):
             rows = [] if found is None else folding.listed(found.checkpoints, space, branch, before, limit)
-            return [replace(row, root=b"", refs=b"") for row in rows]
+            return rows if roots else [replace(row, root=b"", refs=b"") for row in rows]
 
     def calls(
         self,
@@ -217,13 +224,19 @@ class MemoryStore(Whole, Store):
             return [] if found is None else list(found.pauses.values())
 
     def writes(
-        self, task: str, *, space: str = "", checkpoints: Iterable[str] | None = None, bodies: bool = True
+        self,
+        task: str,
+        *,
+        space: str | None = "",
+        checkpoints: Iterable[str] | None = None,
+        writer: str | None = None,
+        bodies: bool = True,
     ) -> tuple[list[WriteRow], Mapping[bytes, Obj]]:
         wanted = None if checkpoints is None else set(checkpoints)
         with self._locked(task) as (_data, found):
             if found is None:
                 return [], {}
-            rows = folding.written(found.writes.values(), space, wanted)
+            rows = folding.written(found.writes.values(), space, wanted, writer)
             return rows, _closure(found, [row.refs for row in rows]) if bodies else {}
 
     # -- leases

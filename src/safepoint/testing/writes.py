@@ -189,6 +189,33 @@ class WriteTests:
         writer.save(row={"id": "c"})
         assert rows_of(store) == []
 
+    def test_all_spaces_at_once(self, store: Store) -> None:
+        chains = {space: Writer(store, space=space) for space in ("", "ns", "n|s:1")}
+        for _ in range(2):
+            for chain in chains.values():
+                chain.save(*tree(chain.space))
+        fork = Writer(store, space="ns", branch="side")
+        fork.save(row={"parent_seq": 2})
+        places = [("", "main"), ("ns", "main"), ("ns", "side"), ("n|s:1", "main")]
+        assert [(b.space, b.name) for b in store.branches("task", None)] == places
+        rows = store.headers("task", space=None)
+        assert [row.seq for row in rows] == [7, 6, 5, 4, 3, 2, 1]
+        assert [row.space for row in rows] == ["ns", "n|s:1", "ns", "", "n|s:1", "ns", ""]
+        assert [row.seq for row in store.headers("task", space=None, before=6, limit=2)] == [5, 4]
+        assert [row.seq for row in store.headers("task", space=None, branch="side")] == [7]
+        for space in (None, "", "ns"):
+            whole = store.headers("task", space=space, roots=True, limit=3)
+            assert [replace(row, root=b"", refs=b"") for row in whole] == store.headers("task", space=space, limit=3)
+            for row in whole:
+                found = store.read("task", space=row.space, seq=row.seq)
+                assert found is not None
+                assert found[0] == row
+        chains[""].record(write_row("c"), write_row("d", writer="x", space="ns"), write_row("b", writer="x"))
+        keys = [("", "b", "x"), ("", "c", "w"), ("ns", "d", "x")]
+        assert [r.key[:3] for r in store.writes("task", space=None)[0]] == keys
+        assert [r.key[:3] for r in store.writes("task", space=None, writer="x", bodies=False)[0]] == [keys[0], keys[2]]
+        assert [r.key[:3] for r in store.writes("task", writer="x", checkpoints=["b", "c"])[0]] == [keys[0]]
+
     # -- branches
 
     def test_a_branch_is_set_back(self, store: Store) -> None:
