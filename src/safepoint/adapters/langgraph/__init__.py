@@ -1,0 +1,46 @@
+"""LangGraph on safepoint: a checkpointer for compiled graphs on any store. Needs the extra ``langgraph``.
+
+from safepoint.adapters.langgraph import SafepointSaver
+
+graph = builder.compile(checkpointer=SafepointSaver("sqlite:///agent.db"))
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+from safepoint.errors import MissingExtra, UsageError
+
+__all__ = ["SafepointSaver"]
+
+# What the tests have seen: from this version on, and below that one.
+_KNOWN = {"langgraph": ((1, 2), (2,)), "langgraph-checkpoint": ((4, 1), (5,)), "langchain-core": ((1,), (2,))}
+TESTED = "langgraph 1.2.24, langgraph-checkpoint 4.3.2, langchain-core 1.8.3"
+
+
+def _check(package: str, found: str) -> None:
+    low, high = _KNOWN[package]
+    parts = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
+    if not low <= parts < high:
+        span = f">={'.'.join(map(str, low))},<{'.'.join(map(str, high))}"
+        raise UsageError(
+            f"safepoint does not know {package} {found}",
+            f"its LangGraph adapter was tested with {TESTED}, and takes {package}{span}",
+            f'Run: pip install "{package}{span}"',
+            package=package,
+            version=found,
+        )
+
+
+for _package in _KNOWN:
+    try:
+        _found = version(_package)
+    except PackageNotFoundError as _error:
+        raise MissingExtra(
+            f"the LangGraph adapter needs the package {_package}",
+            "it is not installed",
+            'Run: pip install "safepoint[langgraph]"',
+        ) from _error
+    _check(_package, _found)
+
+from safepoint.adapters.langgraph.saver import SafepointSaver  # noqa: E402 (what it needs is known to be there now)

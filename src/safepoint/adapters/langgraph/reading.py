@@ -1,0 +1,417 @@
+"""Reading a thread: one checkpoint, many of them lazily, and what delta channels are made of."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import Checkpoint, CheckpointTuple, DeltaChannelHistory
+
+from safepoint.adapters.langgraph.form import Form, Loaded
+from safepoint.adapters.langgraph.records import Node
+from safepoint.adapters.langgraph.versions import Origin, marked
+from safepoint.codec import states
+from safepoint.errors import Damaged, InvalidState, SafepointError, UsageError
+from safepoint.model import Obj
+from safepoint.rows import CheckpointRow, Head, WriteRow
+
+if TYPE_CHECKING:
+    from safepoint.adapters.langgraph.saver import SafepointSaver
+
+log = logging.getLogger("safepoint")
+
+HIDDEN = "safepoint:hidden"
+"""The writer of the mark of a checkpoint that was deleted, and that a delta channel of a later one still needs."""
+MARK = -100
+OWN = "safepoint"
+"""The reserved key of a header's metadata: what the adapter keeps there."""
+PAGE = 32
+
+Writes = dict[str, list[tuple[str, str, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """What a config names. ``given`` is the thread's id as the caller wrote it, which may be a number."""
+
+    thread: str
+    ns: str
+    id: str | None
+    given: Any
+
+    @classmethod
+    def of(cls, config: RunnableConfig) -> Self:
+        named = config.get("configurable", {})
+        if "thread_id" not in named:
+            raise UsageError(
+                "the config names no thread",
+                "config['configurable'] has no 'thread_id'",
+                "Give one: graph.invoke(input, {'configurable': {'thread_id': '…'}}).",
+            )
+        given = named["thread_id"]
+        return cls(str(given), named.get("checkpoint_ns", "") or "", named.get("checkpoint_id") or None, given)
+
+    def config(self, id: str, ns: str | None = None) -> RunnableConfig:
+        return {
+            "configurable": {
+                "thread_id": self.given,
+                "checkpoint_ns": self.ns if ns is None else ns,
+                "checkpoint_id": id,
+            }
+        }
+
+
+# -- headers
+
+
+def with_own(form: Form, facts: dict[str, Any], own: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
+    """A checkpoint's metadata as it goes into its header, and as it goes into its body. One that is too large for a header is whole
+    in the body only; what is small of it is in the header too."""
+    if OWN in facts:
+        own = {**own, "theirs": facts[OWN]}
+    whole = {**facts, OWN: own} if own else facts
+    try:
+        return form.pack_metadata(whole), whole
+    except InvalidState:
+        small = {
+            k: v for k, v in facts.items() if k in {"source", "step", "parents", "run_id", "counters_since_delta_snapshot"}
+        }
+        return form.pack_metadata({**small, OWN: {**own, "partial": True}}), whole
+
+
+@dataclass(slots=True)
+class Header:
+    """What is known of a checkpoint without its body."""
+
+    row: CheckpointRow
+    metadata: dict[str, Any]
+    parent: str | None
+    partial: bool
+
+    @classmethod
+    def of(cls, form: Form, row: CheckpointRow) -> Self:
+        metadata = form.unpack_metadata(row.metadata) if row.metadata else {}
+        own = metadata.pop(OWN, None)
+        own = own if isinstance(own, dict) else {}
+        if "theirs" in own:
+            metadata[OWN] = own["theirs"]
+        return cls(row, metadata, own.get("parent"), bool(own.get("partial")))
+
+    def whole(self, loaded: Loaded) -> dict[str, Any]:
+        if not self.partial:
+            return self.metadata
+        metadata = dict(loaded.metadata)
+        own = metadata.pop(OWN, {})
+        if "theirs" in own:
+            metadata[OWN] = own["theirs"]
+        return metadata
+
+
+# -- one checkpoint
+
+
+def unpacked(form: Form, thread: str, row: CheckpointRow, objects: Any) -> Loaded:
+    """A row's body. ``objects`` may be a function that brings them when the first one is needed.
+
+    Raises:
+        Damaged, NewerFormat, RefusedType, InvalidState: names the checkpoint.
+    """
+    at = f"{thread}@{row.seq}"
+    states.check_row(thread, row)
+    return form.unpack(row.root, row.refs, objects, id=row.id, size=row.size, at=at)
+
+
+def load(saver: SafepointSaver, where: Where) -> CheckpointTuple | None:
+    store = saver.store
+    if where.id is not None:
+        found = store.read(where.thread, space=where.ns, id=where.id)
+        if found is None:
+            return None
+        row, objects = found
+        newest = max((b.head.seq for b in store.branches(where.thread, where.ns)), default=row.seq)
+        rows, held = store.writes(where.thread, space=where.ns, checkpoints=[row.id])
+        if any(write.writer == HIDDEN for write in rows):
+            return None
+        return _tuple(saver, where, row, objects, rows, held, Origin("id", newest=row.seq >= newest))
+    if where.ns == "":
+        found = store.read(where.thread)
+    else:
+        heads = [b.head for b in store.branches(where.thread, where.ns)]
+        found = store.read(where.thread, space=where.ns, seq=max(heads).seq) if heads else None
+    if found is None:
+        return None
+    try:
+        return _newest(saver, where, *found, Origin("latest"))
+    except Damaged as damage:
+        return _fallen_back(saver, where, found[0].seq, damage)
+
+
+def _newest(
+    saver: SafepointSaver, where: Where, row: CheckpointRow, objects: Mapping[bytes, Obj], origin: Origin
+) -> CheckpointTuple:
+    rows, held = saver.store.writes(where.thread, space=where.ns, checkpoints=[row.id])
+    return _tuple(saver, where, row, objects, rows, held, origin)
+
+
+def _fallen_back(saver: SafepointSaver, where: Where, head: int, damage: Damaged) -> CheckpointTuple | None:
+    """The newest checkpoint before a damaged one that can be loaded: named in the error, or taken."""
+    skipped = [head]
+    before: int | None = head
+    while page := saver.store.headers(where.thread, space=where.ns, before=before, limit=PAGE):
+        for header in page:
+            try:
+                found = saver.store.read(where.thread, space=where.ns, seq=header.seq)
+                if found is None:
+                    continue
+                good = _newest(saver, where, *found, Origin("fallback"))
+            except SafepointError:
+                skipped.append(header.seq)
+                continue
+            if not saver.auto:
+                damage.remedy = (
+                    f"The newest sound one is {where.thread}@{header.seq}: go on from it with checkpoint_id={header.id!r}, "
+                    "or open SafepointSaver(…, recover='auto'). The damaged one is left as it is."
+                )
+                raise damage
+            gone = ", ".join(map(str, skipped))
+            log.warning("thread %s goes on from %s@%d (skipped %s: damaged)", where.thread, where.thread, header.seq, gone)
+            return good
+        before = page[-1].seq
+    raise damage
+
+
+def _tuple(
+    saver: SafepointSaver,
+    where: Where,
+    row: CheckpointRow,
+    objects: Mapping[bytes, Obj],
+    rows: Iterable[WriteRow],
+    held: Mapping[bytes, Obj],
+    origin: Origin,
+) -> CheckpointTuple:
+    header = Header.of(saver.form, row)
+    loaded = unpacked(saver.form, where.thread, row, objects)
+    base = loaded.base()  # all of it: damage is told here, and not in the middle of a run
+    saver._records.stored((where.thread, where.ns, row.id), Node(Head(row.seq, row.id), row.branch, base))
+    return CheckpointTuple(
+        config=where.config(row.id),
+        checkpoint=_marked(loaded.checkpoint, origin),
+        metadata=cast(Any, header.whole(loaded)),
+        parent_config=None if header.parent is None else where.config(header.parent),
+        pending_writes=writes_of(saver.form, where.thread, rows, held).get(row.id, []),
+    )
+
+
+def _marked(checkpoint: dict[str, Any], origin: Origin) -> Checkpoint:
+    return cast(Checkpoint, {**checkpoint, "channel_versions": marked(checkpoint["channel_versions"], origin)})
+
+
+def writes_of(form: Form, thread: str, rows: Iterable[WriteRow], objects: Mapping[bytes, Obj]) -> Writes:
+    """Pending writes by checkpoint, in the order in which a superstep applies them."""
+    found: Writes = {}
+    for row in rows:
+        if row.writer == HIDDEN:
+            continue
+        row.check(thread, f"a write of {row.writer} on {row.checkpoint}")
+        pairs = form.unpack_writes(row.data, row.refs, objects)
+        found.setdefault(row.checkpoint, []).extend((row.writer, channel, value) for channel, value in pairs)
+    return found
+
+
+# -- many
+
+
+@dataclass(slots=True)
+class _Before:
+    """A cursor: the checkpoint ``id``, maybe of another namespace than those that are listed.
+
+    A subgraph that is replayed asks for what it had before a checkpoint of the graph around it. Numbers do not answer that, as the
+    subgraph's are put first, and ids do not, as they hold a clock: so what counts is the root checkpoint that it ran under.
+    """
+
+    saver: SafepointSaver
+    thread: str
+    id: str
+    seqs: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def seq(self, ns: str, id: str) -> int | None:
+        if not any(space == ns for space, _ in self.seqs):
+            self.seqs |= {(ns, row.id): row.seq for row in self.saver.store.headers(self.thread, space=ns)}
+            self.seqs[ns, ""] = 0
+        return self.seqs.get((ns, id))
+
+    def takes(self, header: Header) -> bool:
+        row = header.row
+        if (own := self.seq(row.space, self.id)) is not None:
+            return row.seq < own
+        parents = header.metadata.get("parents")
+        root = parents.get("") if isinstance(parents, dict) else None
+        cursor = self.seq("", self.id)
+        if root is not None and cursor is not None:
+            ran_under = self.seq("", root)
+            if ran_under is not None:
+                return ran_under < cursor
+        return (root or row.id) < self.id
+
+
+def pages(
+    saver: SafepointSaver,
+    config: RunnableConfig | None,
+    filter: dict[str, Any] | None,
+    before: RunnableConfig | None,
+    limit: int | None,
+) -> Iterator[list[CheckpointTuple]]:
+    """What ``list`` gives, a few at a time."""
+    if limit is not None and limit <= 0:
+        return
+    left = limit
+    cursor: str | None = before.get("configurable", {}).get("checkpoint_id") if before else None
+    for where, ns in _wheres(saver, config):
+        at: int | None = None
+        past = _Before(saver, where.thread, cursor) if cursor else None
+        # Nothing is passed over, unless something has to be: then pages are large.
+        size = PAGE if left is None or filter or past or where.id else min(left, PAGE)
+        while rows := saver.store.headers(where.thread, space=ns, before=at, limit=size, roots=True):
+            at = rows[-1].seq
+            found = []
+            for row in rows:
+                header = Header.of(saver.form, row)
+                if where.id is not None and row.id != where.id:
+                    continue
+                if past is not None and not past.takes(header):
+                    continue
+                if filter and not _passes(header, filter, saver, where.thread):
+                    continue
+                found.append(header)
+            page = list(_shown(saver, where, found))[:left]
+            if page:
+                yield page
+            if left is not None:
+                left -= len(page)
+                if left <= 0:
+                    return
+
+
+def _wheres(saver: SafepointSaver, config: RunnableConfig | None) -> Iterator[tuple[Where, str | None]]:
+    """Each thread that is to be listed, and the namespace in it (None: all of them)."""
+    if config is not None:
+        named = config.get("configurable", {})
+        yield Where.of(config), named.get("checkpoint_ns")
+        return
+    after: str | None = None
+    while tasks := saver.store.tasks(after=after):
+        for task in tasks:
+            yield Where(task.task, "", None, task.task), None
+        after = tasks[-1].task
+
+
+def _passes(header: Header, filter: Mapping[str, Any], saver: SafepointSaver, thread: str) -> bool:
+    metadata = header.metadata
+    if header.partial:
+        metadata = header.whole(unpacked(saver.form, thread, header.row, {}))
+    return all(key in metadata and _same(metadata[key], value) for key, value in filter.items())
+
+
+def _same(there: Any, wanted: Any) -> bool:
+    return bool(there == wanted) and isinstance(there, bool) == isinstance(wanted, bool)
+
+
+def _shown(saver: SafepointSaver, where: Where, headers: Sequence[Header]) -> Iterator[CheckpointTuple]:
+    store, thread = saver.store, where.thread
+    writes: dict[tuple[str, str], Any] = {}
+    hidden: set[tuple[str, str]] = set()
+    for ns in {h.row.space for h in headers}:
+        ids = [h.row.id for h in headers if h.row.space == ns]
+        rows, held = store.writes(thread, space=ns, checkpoints=ids)
+        hidden |= {(ns, row.checkpoint) for row in rows if row.writer == HIDDEN}
+        writes |= {(ns, id): found for id, found in writes_of(saver.form, thread, rows, held).items()}
+    for header in headers:
+        row = header.row
+        if (row.space, row.id) in hidden:
+            continue
+
+        def objects(row: CheckpointRow = row) -> Mapping[bytes, Obj]:
+            found = store.read(thread, space=row.space, seq=row.seq)
+            if found is None:
+                raise Damaged(f"{thread}@{row.seq} is gone", "it was deleted after it was listed", "List the thread again.")
+            return found[1]
+
+        try:
+            loaded = unpacked(saver.form, thread, row, objects)
+        except Damaged as damage:
+            if not saver.auto:
+                raise
+            log.warning("%s@%d is left out of a list: %s", thread, row.seq, damage)
+            continue
+        yield CheckpointTuple(
+            config=where.config(row.id, row.space),
+            checkpoint=_marked(loaded.checkpoint, Origin("listed", newest=False)),
+            metadata=cast(Any, header.whole(loaded)),
+            parent_config=None if header.parent is None else where.config(header.parent, row.space),
+            pending_writes=writes.get((row.space, row.id), []),
+        )
+
+
+# -- delta channels
+
+
+def delta_history(saver: SafepointSaver, where: Where, channels: Sequence[str]) -> dict[str, DeltaChannelHistory]:
+    """For each channel: its writes on the way from the nearest stored value to the checkpoint, oldest first, and that value.
+
+    Hidden checkpoints are looked into: that is what they are kept for.
+    """
+    if not channels:
+        return {}
+    store, thread = saver.store, where.thread
+    collected: dict[str, list[tuple[str, str, Any]]] = {channel: [] for channel in channels}
+    seeds: dict[str, Any] = {}
+    wanted = set(channels)
+    target = _target(saver, where)
+    next_id = None if target is None else Header.of(saver.form, target).parent
+    at = None if target is None else target.seq
+    while next_id is not None and wanted:
+        rows = store.headers(thread, space=where.ns, before=at, limit=PAGE, roots=True)
+        if not rows:
+            break
+        at = rows[-1].seq
+        chain = []
+        for row in rows:
+            if row.id == next_id:
+                chain.append(row)
+                next_id = Header.of(saver.form, row).parent
+        found, held = store.writes(thread, space=where.ns, checkpoints=[row.id for row in chain])
+        writes = writes_of(saver.form, thread, found, held)
+        for row in chain:
+            for write in reversed(writes.get(row.id, [])):
+                if write[1] in wanted:
+                    collected[write[1]].append(write)
+
+            def objects(row: CheckpointRow = row) -> Mapping[bytes, Obj]:
+                there = store.read(thread, space=where.ns, seq=row.seq)
+                return {} if there is None else there[1]
+
+            values = unpacked(saver.form, thread, row, objects).checkpoint["channel_values"]
+            for channel in [c for c in wanted if c in values]:
+                seeds[channel] = values[channel]
+                wanted.discard(channel)
+            if not wanted:
+                break
+    history: dict[str, DeltaChannelHistory] = {}
+    for channel in channels:
+        entry: DeltaChannelHistory = {"writes": collected[channel][::-1]}
+        if channel in seeds:
+            entry["seed"] = seeds[channel]
+        history[channel] = entry
+    return history
+
+
+def _target(saver: SafepointSaver, where: Where) -> CheckpointRow | None:
+    if where.id is None and where.ns != "":
+        heads = [b.head for b in saver.store.branches(where.thread, where.ns)]
+        found = saver.store.read(where.thread, space=where.ns, seq=max(heads).seq) if heads else None
+    else:
+        found = saver.store.read(where.thread, space=where.ns, id=where.id)
+    return None if found is None else found[0]

@@ -1,0 +1,151 @@
+"""Deleting, pruning and copying threads: what is decided by ``pruning``, carried out on a store."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from safepoint import imaging
+from safepoint.adapters.langgraph.pruning import Item, Ref, beyond_latest, plan, with_subgraphs
+from safepoint.adapters.langgraph.reading import HIDDEN, MARK, Header
+from safepoint.errors import Conflict, LeaseHeld, NotFound, SafepointError, UsageError
+from safepoint.model import check_id, new_id, now
+from safepoint.rows import BranchWrite, Commit, TaskPatch, WriteRow, replace
+from safepoint.rules import retention
+
+if TYPE_CHECKING:
+    from safepoint.adapters.langgraph.saver import SafepointSaver
+
+log = logging.getLogger("safepoint")
+
+TRIES = 8
+"""How often a thread is looked at anew that goes on while it is looked at."""
+MARKS = 500
+"""Marks in one commit."""
+
+
+def items_of(saver: SafepointSaver, thread: str) -> list[tuple[Item, Header]]:
+    found = []
+    for row in saver.store.headers(thread, space=None):
+        header = Header.of(saver.form, row)
+        metadata = header.metadata
+        parents = metadata.get("parents")
+        counters = metadata.get("counters_since_delta_snapshot")
+        item = Item(
+            ns=row.space,
+            id=row.id,
+            seq=row.seq,
+            parent=header.parent,
+            root=parents.get("") if isinstance(parents, dict) else None,
+            deltas=frozenset(counters) if isinstance(counters, dict) else frozenset(),
+            run_id=metadata.get("run_id"),
+        )
+        found.append((item, header))
+    return found
+
+
+def remove(saver: SafepointSaver, thread: str, doomed: Collection[Ref]) -> None:
+    """Delete these checkpoints. What other threads see is all of it at once; what it takes up goes afterwards, and if this process
+    dies in between, with the next deletion in that thread."""
+    for attempt in range(TRIES):
+        items = [item for item, _ in items_of(saver, thread)]
+        branches = saver.store.branches(thread, None)
+        marks, _ = saver.store.writes(thread, space=None, bodies=False, writer=HIDDEN)
+        hidden = {(row.space, row.checkpoint) for row in marks}
+        found = plan(items, branches, doomed, hidden)
+        if not found:
+            return
+        going = {(ns, seq) for ns, seqs in found.gone.items() for seq in seqs}
+        gone = {item.ref for item in items if (item.ns, item.seq) in going}
+        unseen = sorted((gone | set(found.hidden)) - hidden)
+        try:
+            _hide(saver, thread, unseen, found.moves, found.current)
+        except Conflict:
+            if attempt + 1 == TRIES:
+                raise
+            continue
+        saver._records.forget(thread)
+        for ns, seqs in found.gone.items():
+            saver.store.prune(thread, seqs, space=ns)
+        return
+
+
+def _hide(saver: SafepointSaver, thread: str, refs: list[Ref], moves: Sequence[BranchWrite], current: str | None) -> None:
+    for start in range(0, max(1, len(refs)), MARKS):
+        rows = tuple(WriteRow(space=ns, checkpoint=id, writer=HIDDEN, idx=MARK) for ns, id in refs[start : start + MARKS])
+        if not rows and not moves:
+            return
+        saver.store.commit(
+            Commit(
+                task=thread,
+                id=new_id(),
+                writes=rows,
+                branches=tuple(moves) if start == 0 else (),
+                patch=TaskPatch(branch=current) if moves and start == 0 and current is not None else None,
+                guard=saver._records.guard(thread),
+            )
+        )
+
+
+def delete_runs(saver: SafepointSaver, runs: Collection[str]) -> None:
+    if not runs:
+        return
+    for thread in _threads(saver):
+        items = [item for item, _ in items_of(saver, thread)]
+        doomed = {item.ref for item in items if item.run_id in runs}
+        if not doomed:
+            continue
+        if len(doomed) == len(items):
+            saver.delete_thread(thread)
+        else:
+            remove(saver, thread, doomed)
+
+
+def _threads(saver: SafepointSaver) -> list[str]:
+    names: list[str] = []
+    while tasks := saver.store.tasks(after=names[-1] if names else None):
+        names += [task.task for task in tasks]
+    return names
+
+
+def prune(saver: SafepointSaver, threads: Iterable[str], strategy: str) -> None:
+    if strategy not in {"keep_latest", "delete"}:
+        raise UsageError(f"there is no strategy {strategy!r}", "", "Use 'keep_latest' or 'delete'.")
+    for thread in threads:
+        if strategy == "delete":
+            saver.delete_thread(thread)
+        elif saver.store.task(thread) is not None:
+            remove(saver, thread, beyond_latest(item for item, _ in items_of(saver, thread)))
+
+
+def retain(saver: SafepointSaver, thread: str, seq: int) -> None:
+    """What retention lets go, now and then. It is never a reason for a put to fail."""
+    rules = saver.retention
+    if rules.keeps_all or not saver._records.due(thread, seq, max(8, (rules.keep_latest or 1) // 4)):
+        return
+    try:
+        found = items_of(saver, thread)
+        roots = [header.row for item, header in found if item.ns == ""]
+        gone = set(
+            retention.due(
+                roots, rules, now(), {b.head.seq: "a head" for b in saver.store.branches(thread) if b.head.seq == seq}
+            )
+        )
+        doomed = {row.id for row in roots if row.seq in gone}
+        if doomed:
+            remove(saver, thread, with_subgraphs([item for item, _ in found], doomed))
+    except LeaseHeld:
+        pass  # somebody has just taken the thread: what is due is due at the next put, too
+    except SafepointError as error:
+        log.warning("retention of thread %s failed: %s", thread, error)
+
+
+def copy(saver: SafepointSaver, source: str, target: str) -> None:
+    check_id(target)
+    taken = imaging.take(saver.store, source)
+    if taken is None:
+        raise NotFound(f"there is no thread {source!r}", "", "Nothing was copied.", task=source)
+    row = replace(taken.image.row, task=target, status="idle", attempts=0, reason="")
+    saver._records.forget(target)
+    saver.store.write_task(replace(taken.image, row=row))

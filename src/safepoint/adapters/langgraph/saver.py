@@ -1,0 +1,496 @@
+"""A LangGraph checkpointer over any store of safepoint.
+
+A thread is a task, a checkpoint namespace a space of it, a line of parents a branch, and the newest checkpoint of a namespace is the
+one with the highest number: ids hold a clock, and two hosts have two. What is put on a checkpoint that is no branch's head any more is
+a fork if it was asked for, and a lost update (``Conflict``) if not; see ``versions``.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, Literal, Self, TypeVar, cast
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    WRITES_IDX_MAP,
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    DeltaChannelHistory,
+    get_checkpoint_metadata,
+)
+
+from safepoint import checkpointer
+from safepoint.adapters.langgraph import reading, removing
+from safepoint.adapters.langgraph.form import Form
+from safepoint.adapters.langgraph.reading import Where
+from safepoint.adapters.langgraph.records import Node, Records
+from safepoint.adapters.langgraph.versions import Verdict, decide, next_version, origin_of
+from safepoint.aio import Offload
+from safepoint.checkpointer import Checkpointer
+from safepoint.codec import states
+from safepoint.errors import Conflict, NotFound, SafepointError, UsageError
+from safepoint.model import Retention, check_id, new_id, now, to_us
+from safepoint.rows import CheckpointRow, Commit, Head, TaskPatch, WriteRow, replace
+from safepoint.rules.recovery import next_name
+from safepoint.stores import holder
+from safepoint.stores.base import Store
+
+__all__ = ["SafepointSaver"]
+
+log = logging.getLogger("safepoint")
+T = TypeVar("T")
+
+NULL_TASK = "00000000-0000-0000-0000-000000000000"
+"""The writer of what comes from outside of any node: input, and commands."""
+APART = 1 << 20
+"""From this index on: regular writes that tell of an error. They must not stand in the way of what a later try writes."""
+_RUNNING = "__pregel_runtime"
+_REPLAYING = "__pregel_replay_state"
+_KINDS = {"update": "edit", "fork": "edit"}
+
+
+class SafepointSaver(BaseCheckpointSaver[Any]):
+    """Keeps the checkpoints of compiled graphs in a store of safepoint.
+
+    Thread-safe, and usable from any number of graphs and event loops, and after a fork. Every method has its asynchronous twin, which
+    works on threads of the saver's own and waits for what is under way before it lets a cancellation go on.
+
+    Args:
+        store: A URL (``sqlite:///agent.db``, ``postgresql://…``, ``redis://…``, ``file:///dir``, ``memory://``), a store, or a
+            checkpointer of ``safepoint.open``.
+        types: Classes that may be stored and loaded, besides LangGraph's and LangChain's own and those that ``compile`` finds in the
+            schema of the graph.
+        trust: Modules all of whose classes may be.
+        retention: What each put keeps of a thread; everything by default. What is kept of the root graph decides: the namespaces of a
+            subgraph's calls go with the root checkpoint that they ran under.
+        conflicts: ``refuse``: of two runs that go on from one checkpoint, one raises ``Conflict``. ``fork``: both land, on a branch
+            each, and the thread goes on with the one that put last; the other's work is still there, and nobody is told.
+        recover: ``strict``: a newest checkpoint that is damaged raises ``Damaged``. ``auto``: the thread goes on from the newest sound
+            one, on a branch of its own, with a line in the log.
+        options: More for ``safepoint.open``, where a URL is given.
+
+    Raises:
+        UsageError, Unavailable: as ``safepoint.open`` does.
+    """
+
+    def __init__(
+        self,
+        store: str | Store | Checkpointer,
+        *,
+        types: Iterable[type] = (),
+        trust: Iterable[str] = (),
+        retention: Retention | None = None,
+        conflicts: Literal["refuse", "fork"] = "refuse",
+        recover: Literal["strict", "auto"] = "strict",
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if conflicts not in {"refuse", "fork"}:
+            raise UsageError(f"conflicts={conflicts!r} is not known", "", "Use 'refuse' or 'fork'.")
+        if recover not in {"strict", "auto"}:
+            raise UsageError(f"recover={recover!r} is not known", "", "Use 'strict' or 'auto'.")
+        if isinstance(store, Checkpointer) and options:
+            raise UsageError(
+                f"SafepointSaver takes no {', '.join(sorted(options))} beside a checkpointer",
+                "they are options of safepoint.open",
+                "Give them there.",
+            )
+        types, trust = tuple(types), tuple(trust)
+        self._own = not isinstance(store, Checkpointer)
+        self.cp = (
+            store
+            if isinstance(store, Checkpointer)
+            else checkpointer.open(store, types=types, trust=trust, retention=Retention.keep_all(), **options)
+        )
+        self.form = Form(types=types, trust=trust)
+        self.retention = retention if retention is not None else Retention.keep_all()
+        self.refuse = conflicts == "refuse"
+        self.auto = recover == "auto"
+        self._records = Records()
+        self._off = Offload()
+
+    @property
+    def store(self) -> Store:
+        return self.cp.store
+
+    def __repr__(self) -> str:
+        return f"<SafepointSaver {self.store.url}>"
+
+    def close(self) -> None:
+        """Close what the saver opened itself, and its threads."""
+        self._off.close()
+        if self._own:
+            self.cp.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.close()
+
+    # -- reading
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """The checkpoint that the config names, else the newest of its namespace; None if there is none.
+
+        Raises:
+            Damaged, RefusedType, NewerFormat: it is there and cannot be loaded; names thread and checkpoint.
+        """
+        return reading.load(self, Where.of(config))
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """Checkpoints, newest first; values are read and decoded when they are first looked at."""
+        for page in reading.pages(self, config, filter, before, limit):
+            yield from page
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        return reading.delta_history(self, Where.of(config), channels)
+
+    # -- writing
+
+    def put(
+        self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata, new_versions: ChannelVersions
+    ) -> RunnableConfig:
+        """Store a checkpoint. It is durable when this returns.
+
+        Raises:
+            Conflict: another run has gone on from the same parent; nothing was written.
+            NotFound: the parent is gone. LeaseHeld: somebody else holds the thread (``exclusive``).
+            RefusedType: a value of a class that was neither declared nor trusted.
+        """
+        origin = origin_of(checkpoint["channel_versions"].values())
+        where = Where.of(config)
+        key = (where.thread, where.ns, checkpoint["id"])
+        try:
+            self._put(config, where, checkpoint, metadata, new_versions)
+        except BaseException as error:
+            if origin is not None:
+                origin.failed = error
+            self._records.failed(key, error)
+            # LangGraph shows a node's own error instead, if there is one too: then this line is all that is left of it.
+            log.warning("put of %s/%s %s failed: %s: %s", *key, type(error).__name__, error)
+            raise
+        return {"configurable": {"thread_id": where.given, "checkpoint_ns": where.ns, "checkpoint_id": checkpoint["id"]}}
+
+    def _put(
+        self,
+        config: RunnableConfig,
+        where: Where,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> None:
+        thread, ns = check_id(where.thread), where.ns
+        given: Mapping[str, Any] = config.get("configurable", {})
+        parent_id = where.id
+        running = _RUNNING in given
+        origin = origin_of(checkpoint["channel_versions"].values())
+        parent = None if parent_id is None else self._node(thread, ns, parent_id)
+        if parent_id is not None and parent is None and (running or origin is not None):
+            raise NotFound(
+                f"checkpoint {parent_id} of thread {thread!r} does not exist",
+                "this one was to follow it; somebody has deleted it meanwhile",
+                "Run the graph again: it sets out from what is there now. Nothing was written.",
+                task=thread,
+                id=parent_id,
+            )
+        facts: dict[str, Any] = dict(get_checkpoint_metadata(config, metadata))
+        row, packed = self._row(where, checkpoint, facts, new_versions, parent)
+
+        def commit(branch: str, expect: Head | None) -> Node:
+            commit = Commit(
+                task=thread,
+                id=row.id,
+                checkpoint=_on(row, branch),
+                expect=expect,
+                line=1,
+                objects=packed.new,
+                stands_on=None if parent is None else parent.head,
+                guard=self._records.guard(thread),
+                # The newest is the one to go on from, for people and tools too.
+                patch=TaskPatch(branch=branch) if ns == "" else None,
+            )
+            done = self.store.commit(commit)
+            assert done.seq is not None
+            return Node(Head(done.seq, row.id), branch, packed)
+
+        try:
+            if parent is not None:
+                node = commit(parent.branch, parent.head)
+            else:
+                node = commit("main", None)
+        except Conflict as conflict:
+            verdict = decide(
+                origin=origin,
+                running=running,
+                at_head=False,
+                parentless=parent_id is None,
+                source=facts.get("source", ""),
+                replaying=bool(given.get(_REPLAYING)),
+            )
+            if verdict is Verdict.CONFLICT and self.refuse:
+                raise Conflict(
+                    f"thread {thread!r} has moved on",
+                    f"another run has put a checkpoint after {parent_id or 'the start'}",
+                    "Run the graph again: it sets out from what is there now. What this run put before stays.",
+                    task=thread,
+                    space=ns,
+                ) from conflict
+            node = self._fork(thread, ns, parent, commit)
+        self._records.stored((thread, ns, row.id), node)
+        if ns == "":
+            removing.retain(self, thread, node.head.seq)
+
+    def _fork(self, thread: str, ns: str, parent: Node | None, commit: Any) -> Node:
+        """Begin a branch. Its name is told by those that are there, and somebody else may have taken it meanwhile."""
+        while True:
+            taken = {b.name for b in self.store.branches(thread, ns)}
+            name = next_name("main" if parent is None else parent.branch, taken)
+            try:
+                return cast(Node, commit(name, None))
+            except Conflict:
+                if name not in {b.name for b in self.store.branches(thread, ns)}:
+                    raise
+
+    def _row(
+        self, where: Where, checkpoint: Checkpoint, facts: dict[str, Any], new_versions: ChannelVersions, parent: Node | None
+    ) -> tuple[CheckpointRow, Any]:
+        own: dict[str, Any] = {"parent": where.id} if where.id is not None else {}
+        header, facts = reading.with_own(self.form, facts, own)
+        step = max(0, int(facts.get("step", -1)) + 1)
+        packed = self.form.pack(
+            cast(Any, checkpoint),
+            new_versions,
+            parent=None if parent is None else parent.packed,
+            metadata=facts,
+            step=step,
+            flat=not self.store.chunked,
+        )
+        row = CheckpointRow(
+            id=check_id(checkpoint["id"], "checkpoint id"),
+            space=where.ns,
+            parent_seq=None if parent is None else parent.head.seq,
+            step=step,
+            kind=_KINDS.get(facts.get("source", ""), "step"),
+            created_at=_made(checkpoint),
+            format=states.FORMAT,
+            schema=self.cp.schema_version,
+            size=packed.size,
+            digest=packed.digest,
+            metadata=header,
+            root=packed.data,
+            refs=packed.refs,
+        )
+        return row, packed
+
+    def _node(self, thread: str, ns: str, id: str) -> Node | None:
+        """A stored checkpoint, from memory or from the store."""
+        node = self._records.node((thread, ns, id))
+        if node is not None:
+            return node
+        found = self.store.read(thread, space=ns, id=id)
+        if found is None:
+            return None
+        row, objects = found
+        packed = None
+        try:
+            packed = reading.unpacked(self.form, thread, row, objects)
+        except SafepointError:
+            log.warning("%s@%d cannot be read: what follows it is stored whole", thread, row.seq)
+        node = Node(Head(row.seq, row.id), row.branch, packed)
+        self._records.stored((thread, ns, id), node)
+        return node
+
+    def put_writes(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:
+        """Record what a node, or somebody outside, has written; maybe before the checkpoint that it belongs to.
+
+        A node's regular writes are one unit, of which the first to come stands: two executions of one task never mix.
+        """
+        where = Where.of(config)
+        if where.id is None:
+            raise UsageError("put_writes needs a checkpoint_id in its config", "", "Give the one that the writes belong to.")
+        thread = check_id(where.thread)
+        node = self._records.node((thread, where.ns, where.id))
+        base = None if node is None else node.packed
+        rows: list[WriteRow] = []
+        objects: dict[bytes, Any] = {}
+
+        def record(idx: int, group: Sequence[tuple[str, Any]]) -> None:
+            packed = self.form.pack_writes(group, base=base, flat=not self.store.chunked)
+            objects.update((o.name, o) for o in packed.new)
+            rows.append(
+                WriteRow(
+                    space=where.ns,
+                    checkpoint=cast(str, where.id),
+                    writer=task_id,
+                    idx=idx,
+                    path=task_path,
+                    data=packed.data,
+                    refs=packed.refs,
+                )
+            )
+
+        regular: list[tuple[str, Any]] = []
+        for position, (channel, value) in enumerate(writes):
+            special = WRITES_IDX_MAP.get(channel)
+            if special is not None:
+                record(special, [(channel, value)])
+            elif task_id == NULL_TASK:
+                record(position, [(channel, value)])  # its list grows from call to call
+            elif channel.startswith("__error"):
+                record(APART + position, [(channel, value)])
+            else:
+                regular.append((channel, value))
+        if regular:
+            record(0, regular)
+        if not rows:
+            return
+        # Of two special writes of one kind in a call, the last one stands.
+        unique = {row.key: row for row in rows}
+        self.store.commit(
+            Commit(
+                task=thread,
+                id=new_id(),
+                writes=tuple(unique.values()),
+                objects=tuple(objects.values()),
+                stands_on=None if base is None or node is None else node.head,
+                guard=self._records.guard(thread),
+            )
+        )
+
+    # -- removing and copying
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Remove all of a thread. Nothing happens if there is none."""
+        self._records.forget(str(thread_id))
+        self.store.delete_task(check_id(str(thread_id)))
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Remove the checkpoints of these runs, and their writes. What a later checkpoint's delta channels are made of stays, unseen."""
+        removing.delete_runs(self, set(map(str, run_ids)))
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy all of a thread under another name.
+
+        Raises:
+            NotFound: there is no such thread. Conflict: the target is there and is another one.
+        """
+        removing.copy(self, str(source_thread_id), str(target_thread_id))
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Keep the newest checkpoint of each namespace only (of a subgraph's call: if the root checkpoint stays that it ran under), or,
+        with ``delete``, nothing."""
+        removing.prune(self, [str(thread) for thread in thread_ids], strategy)
+
+    # -- one writer
+
+    @contextmanager
+    def exclusive(self, thread_id: Any, *, steal: bool = False) -> Iterator[None]:
+        """Hold a thread: until the end of the block, only what is run through this saver can put to it.
+
+        Raises:
+            LeaseHeld: somebody else holds it. LeaseLost, from a put: it was taken over.
+        """
+        thread = check_id(str(thread_id))
+        if self._records.guard(thread) is not None:
+            raise UsageError(f"thread {thread!r} is held by this saver already", "", "Use one `with exclusive(…)` at a time.")
+        grant = self.store.acquire(thread, holder.describe("langgraph"), steal=steal)
+        try:
+            with self._records.holding(thread, grant.guard):
+                yield
+        finally:
+            self.store.release(thread, grant, TaskPatch(status="idle"))
+
+    # -- versions and types
+
+    def get_next_version(self, current: Any, channel: None = None) -> Any:
+        return next_version(current)
+
+    def with_allowlist(self, extra_allowlist: Collection[Any]) -> SafepointSaver:
+        """A copy that also stores these classes: what ``compile`` finds in the schema of a graph."""
+        form = self.form.allowing(extra_allowlist)
+        if form is self.form:
+            return self
+        clone = copy.copy(self)
+        clone.form = form
+        return clone
+
+    # -- the asynchronous twins
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        return await self._off(lambda: self.get_tuple(config))
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        pages = reading.pages(self, config, filter, before, limit)
+        while (page := await self._off(lambda: next(pages, None))) is not None:
+            for found in page:
+                yield found
+
+    async def aput(
+        self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata, new_versions: ChannelVersions
+    ) -> RunnableConfig:
+        return await self._off(lambda: self.put(config, checkpoint, metadata, new_versions))
+
+    async def aput_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        await self._off(lambda: self.put_writes(config, writes, task_id, task_path))
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        await self._off(lambda: self.delete_thread(thread_id))
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        await self._off(lambda: self.delete_for_runs(run_ids))
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        await self._off(lambda: self.copy_thread(source_thread_id, target_thread_id))
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        await self._off(lambda: self.prune(thread_ids, strategy=strategy))
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        return await self._off(lambda: self.get_delta_channel_history(config=config, channels=channels))
+
+
+def _on(row: CheckpointRow, branch: str) -> CheckpointRow:
+    return row if row.branch == branch else replace(row, branch=branch)
+
+
+def _made(checkpoint: Checkpoint) -> int:
+    """When a checkpoint was made, for people; by its own clock if it says so."""
+    try:
+        made = datetime.fromisoformat(checkpoint["ts"])
+    except (KeyError, TypeError, ValueError):
+        return to_us(now())
+    return to_us(made) if made.tzinfo is not None else to_us(now())

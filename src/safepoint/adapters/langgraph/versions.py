@@ -1,0 +1,158 @@
+"""Which checkpoint a run of a graph set out from, and whether what it puts is a next step, a fork or a lost update; pure.
+
+A saver is not told when a run begins or ends. But the versions of channels that ``get_tuple`` and ``list`` return are objects that the
+loop hands on, by way of ``get_next_version(max(…))``, into each checkpoint that it puts. So they carry an ``Origin``: through threads and
+tasks, without a context variable, and without a key that would show in anybody's config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal, Self, TypeAlias
+
+__all__ = ["Origin", "Verdict", "bare", "decide", "marked", "next_version", "origin_of"]
+
+Version: TypeAlias = int | float | str
+
+How = Literal["new", "latest", "id", "listed", "fallback"]
+
+
+@dataclass(slots=True, eq=False)
+class Origin:
+    """Where a run set out from.
+
+    Attributes:
+        how: ``new``, there was nothing; ``latest``, without an id; ``id``, asked for by it; ``listed``, from ``list``; ``fallback``,
+            the newest sound one, as a newer one was damaged.
+        newest: Whether it was the newest checkpoint of its namespace then.
+        failed: Why something that the run put did not land. A run that goes on all the same, as one with asynchronous durability does
+            for a while, is told at its next superstep.
+    """
+
+    how: How
+    newest: bool = True
+    failed: BaseException | None = None
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self  # the run is the same one, and what failed in it must be seen in each copy
+
+
+class _Marked:
+    """Equal to, ordered and printed as the bare value, and pickled as one."""
+
+    origin: Origin
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+
+class _Int(_Marked, int):
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, (int(self),)
+
+
+class _Float(_Marked, float):
+    def __reduce__(self) -> tuple[Any, ...]:
+        return float, (float(self),)
+
+
+class _Str(_Marked, str):
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (str.__str__(self),)
+
+
+_MARKED: dict[type, type[Any]] = {int: _Int, float: _Float, str: _Str}
+_BARE: dict[type, type[Any]] = {marked: bare for bare, marked in _MARKED.items()}
+
+
+def mark(version: Any, origin: Origin) -> Any:
+    """The version with an origin; what is no version at all as it is."""
+    bare_type = _BARE.get(type(version), type(version))
+    marked_type = _MARKED.get(bare_type)
+    if marked_type is None:
+        return version
+    made = marked_type(version)
+    made.origin = origin
+    return made
+
+
+def marked(versions: Mapping[str, Any], origin: Origin) -> dict[str, Any]:
+    return {channel: mark(version, origin) for channel, version in versions.items()}
+
+
+def bare(version: Any) -> Any:
+    bare_type = _BARE.get(type(version))
+    return version if bare_type is None else bare_type(version)
+
+
+def origin_of(versions: Iterable[Any]) -> Origin | None:
+    """The origin of the run whose versions these are. None: they come from no saver of ours."""
+    return next((v.origin for v in versions if isinstance(v, _Marked)), None)
+
+
+def next_version(current: Any) -> Any:
+    """The version after ``current`` (None: the first one), with its origin, in its own format.
+
+    Raises:
+        Whatever made an earlier put of this run fail.
+    """
+    if current is None:
+        return mark(1, Origin("new"))
+    origin = current.origin if isinstance(current, _Marked) else None
+    if origin is not None and origin.failed is not None:
+        raise origin.failed
+    following: Any
+    if isinstance(current, str):
+        # As SqliteSaver and PostgresSaver write them: a counter of 32 digits, and what tells branches apart there.
+        head, dot, tail = str.__str__(current).partition(".")
+        following = f"{int(head) + 1:0{max(len(head), 32)}}{dot}{tail}"
+    else:
+        following = bare(current) + 1
+    return following if origin is None else mark(following, origin)
+
+
+class Verdict(Enum):
+    CONTINUE = "continue"
+    FORK = "fork"
+    CONFLICT = "conflict"
+
+
+def decide(
+    *,
+    origin: Origin | None,
+    running: bool,
+    at_head: bool,
+    parentless: bool,
+    source: str,
+    replaying: bool,
+) -> Verdict:
+    """What a put is.
+
+    Args:
+        origin: Of the versions in the checkpoint.
+        running: Whether the put comes from inside a run of a graph.
+        at_head: Whether the parent that it names is a branch's head (or it names none, and the namespace is empty).
+        parentless: Whether it names no parent.
+        source: ``metadata["source"]``.
+        replaying: Whether the config says that a graph around this one replays an old checkpoint.
+    """
+    if at_head:
+        return Verdict.CONTINUE
+    if origin is None and not running:
+        return Verdict.FORK  # no run of a graph: whoever calls put by hand names the parent that is meant
+    if source == "fork" or (parentless and replaying):
+        return Verdict.FORK
+    if origin is not None:
+        if origin.how in {"listed", "fallback"} or (origin.how == "id" and not origin.newest):
+            return Verdict.FORK
+        if origin.how == "id" and source != "loop":
+            return Verdict.FORK
+    return Verdict.CONFLICT
