@@ -2,14 +2,14 @@
 local ttl, id_field, announced, fence, token, anyway, dead = unpack(ARGV, 1, 7)
 local recent, recorded, branch, expect, at_head, on, on_field, on_id = unpack(ARGV, 8, 15)
 local stage, batches, expected, following, seq, line_of, name, at, id = unpack(ARGV, 16, 24)
-local checks, opens, asks, counts, objects = tonumber(ARGV[25]), tonumber(ARGV[26]), tonumber(ARGV[27]), tonumber(ARGV[28]),
-  tonumber(ARGV[29])
-local first = 30
+local checks, moves, opens, asks = tonumber(ARGV[25]), tonumber(ARGV[26]), tonumber(ARGV[27]), tonumber(ARGV[28])
+local counts, lists, objects, patched = tonumber(ARGV[29]), tonumber(ARGV[30]), tonumber(ARGV[31]), ARGV[32]
+local first = 33
 
 -- All that a commit always looks at in one command, since each costs a microsecond: then what it counts up.
 local look = { 't:id', 'n', 't:branch', 'w', 'open', 'asks', 'f:state', 'f:gone', 'f:fence', 'f:token' }
 local fixed = #look
-local rows = first + 3 * checks + 2 * (opens + asks)
+local rows = first + 3 * checks + 6 * moves + 2 * (opens + asks)
 for j = rows, rows + 2 * counts - 1, 2 do
   look[#look + 1] = ARGV[j]
 end
@@ -25,7 +25,7 @@ local n, there, head = had[2] or '0 0 0 0 0', had[counted + 1], had[counted + 2]
 if task and there then
   return { 'existed', n, there, get('h:' .. there), head }
 end
-if not task and (seq == '' or fence ~= '') then
+if not task and (seq == '' and lists == 0 or fence ~= '') then
   return { 'absent', n }
 end
 if fence ~= '' then
@@ -71,6 +71,41 @@ for _ = 1, checks do
   end
   i = i + 3
 end
+local set, dropped, fields = {}, {}, {}
+for k = 0, moves - 1 do
+  local space, at_name, from, to, base_field, base_id = unpack(ARGV, i, i + 5)
+  local place = space .. '\0' .. at_name
+  local stands = get('b:' .. place) or ''
+  if stands ~= from then
+    return { 'astray', n, k, stands }
+  end
+  if to == '' then
+    dropped[place] = true
+    fields[#fields + 1], fields[#fields + 2] = 'b:' .. place, 'l:' .. place
+  else
+    local base = get(base_field) or ''
+    local whole, _, _, _, _, its_space = pcall(cmsgpack.unpack_limit, base, 4, 3)
+    if string.sub(base, 5, 4 + #base_id) ~= base_id or not whole or its_space ~= space then
+      return { 'nowhere', n, k }
+    end
+    set[#set + 1], set[#set + 2] = 'b:' .. place, to
+  end
+  i = i + 6
+end
+if #fields > 0 then
+  local kept, others = {}, false
+  for place in string.gmatch(get('branches') or '', '([^%z]*%z[^%z]*)%z') do
+    if not dropped[place] then
+      kept[#kept + 1] = place .. '\0'
+      others = others or string.sub(place, 1, 1) == '\0'
+    end
+  end
+  local then_current = patched ~= '' and patched or current
+  if others and dropped['\0' .. then_current] then
+    return { 'others', n, then_current }
+  end
+  set[#set + 1], set[#set + 2] = 'branches', table.concat(kept)
+end
 if not task and announced == '0' then
   return { 'announce', n }
 end
@@ -78,7 +113,9 @@ local stages = stage ~= '' and get('stages') or ''
 if stage ~= '' and not string.find(stages, ';' .. stage .. '/' .. batches .. '/', 1, true) then
   return { 'unstaged', n }
 end
-if n ~= expected then
+if expected == '' then
+  following = n -- it draws none
+elseif n ~= expected then
   return { 'numbers', n }
 end
 
@@ -87,7 +124,14 @@ local w = text(tonumber(had[4] or '0') + 1)
 if not task then
   begin(id, at)
 end
-local set = { 'n', following, 'w', w, 't:updated', at }
+local function flush()
+  for j = 1, #set, 1000 do
+    redis.call('HSET', key, unpack(set, j, math.min(j + 999, #set)))
+  end
+  set = {}
+end
+set[#set + 1], set[#set + 2], set[#set + 3], set[#set + 4] = 'n', following, 'w', w
+set[#set + 1], set[#set + 2] = 't:updated', at
 local open_ = { had[5] or '', had[6] or '' }
 for kind, many in ipairs({ opens, asks }) do
   for _ = 1, many do
@@ -121,16 +165,48 @@ if recent ~= '' then
   set[#set + 1] = 'q'
   set[#set + 1] = text(count + 1)
 end
+local left_out = 0
+for _ = 1, lists do
+  local shelf, place, many = unpack(ARGV, i, i + 2)
+  i = i + 3
+  local listed = get('v:' .. place)
+  local all = { listed or '' }
+  for _ = 1, tonumber(many) do
+    local entry, value = ARGV[i], ARGV[i + 1]
+    local field = 'w:' .. place .. '\0' .. string.sub(entry, 1, -2)
+    local there = redis.call('HEXISTS', key, field) == 1
+    if there and string.sub(entry, 1, 1) ~= '-' then
+      left_out = left_out + #value
+    else
+      set[#set + 1], set[#set + 2] = field, value
+    end
+    if #set >= 1000 then
+      flush()
+    end
+    if not there then
+      all[#all + 1] = entry
+    end
+    i = i + 2
+  end
+  if #all > 1 then
+    set[#set + 1], set[#set + 2] = 'v:' .. place, table.concat(all)
+  end
+  if not listed then
+    redis.call('HSET', key, shelf, (get(shelf) or '') .. place .. '\0')
+  end
+end
 local body, stamp = i + 2 * objects, string.format('%012x', tonumber(w))
 for j = i, #ARGV, 2 do
   if #set >= 1000 then
-    redis.call('HSET', key, unpack(set))
-    set = {}
+    flush()
   end
   set[#set + 1] = ARGV[j]
   set[#set + 1] = j < body and ARGV[j + 1] .. stamp or ARGV[j + 1]
 end
-redis.call('HSET', key, unpack(set))
+flush()
+for j = 1, #fields, 1000 do
+  redis.call('HDEL', key, unpack(fields, j, math.min(j + 999, #fields)))
+end
 if stage ~= '' then
   redis.call('HSET', key, 'stages', (string.gsub(stages, ';' .. stage .. '/%d+/%d+', '')))
   for k = 1, tonumber(batches) do
@@ -138,4 +214,4 @@ if stage ~= '' then
   end
 end
 expire(ttl, state == 'held' and gone ~= '1', open_[1], open_[2])
-return { 'done', following }
+return { 'done', following, left_out }

@@ -1,8 +1,8 @@
 -- Rows by falling number. ARGV: kind of the blocks (k, g, j), prefix of the rows, which of the numbers counts them (1 to 3), only
 -- below this number (or ''), how many at most, line and least step (or ''), the write counter that the task must still have (or
--- '').
--- Answers: the write counter, below which number to go on (0: nowhere), then numbers and rows.
-local kind, prefix, which, below, limit, line, step, same = unpack(ARGV, 1, 8)
+-- ''), prefix of what is wanted beside each row (or ''), bytes after which it is enough.
+-- Answers: the write counter, below which number to go on (0: nowhere), then number and row, and what is beside it ('': nothing).
+local kind, prefix, which, below, limit, line, step, same, beside, enough = unpack(ARGV, 1, 10)
 limit = tonumber(limit)
 local w, numbers = unpack(redis.call('HMGET', key, 'w', 'n'))
 w = w or '0'
@@ -17,7 +17,9 @@ local next_ = last[tonumber(which)] + 1
 if below ~= '' and tonumber(below) < next_ then
   next_ = tonumber(below)
 end
-local found, rows, fields = { w, 0 }, 0, {}
+local found, rows, fields, bytes = { w, 0 }, 0, {}, 0
+enough = limit < 2 ^ 53 and tonumber(enough) or 2 ^ 53 -- who asks for all at once gets it
+local most = beside == '' and 500 or 20
 line, step = tonumber(line), tonumber(step)
 
 local function fetch()
@@ -33,9 +35,10 @@ local function fetch()
       fits = not good or ((not line or its_line == line) and (not step or type(its_step) ~= 'number' or its_step >= step))
     end
     if fits then
-      found[#found + 1] = string.sub(fields[j], #prefix + 1)
-      found[#found + 1] = value
-      rows = rows + 1
+      local no = string.sub(fields[j], #prefix + 1)
+      local other = beside ~= '' and get(beside .. no) or ''
+      found[#found + 1], found[#found + 2], found[#found + 3] = no, value, other
+      rows, bytes = rows + 1, bytes + #value + #other
     end
   end
   fields = {}
@@ -61,9 +64,9 @@ while at >= 0 do
             fields[#fields + 1] = prefix .. text(number)
             next_ = number
             -- Not more at a time than can still be wanted.
-            if #fields >= 500 or rows + #fields >= limit then
+            if #fields >= most or rows + #fields >= limit then
               fetch()
-              if rows >= limit then
+              if rows >= limit or bytes > enough then
                 found[2] = next_
                 return found
               end

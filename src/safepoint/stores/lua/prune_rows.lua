@@ -1,9 +1,8 @@
--- Delete checkpoints with the calls and pauses that stand on them, after a look whether they may go still.
+-- Delete checkpoints with the calls and pauses that stand on them and with what was recorded against them, after a look whether they may go still.
 -- KEYS: task, floor.
 -- ARGV: w, and token of that moment; the last call and pause that are known; fence of the live run that is known or '', and of one that is known to
 -- be dead; the server that answered w, or '' if it is that of the token's moment; how many lines have calls that are kept, and each with
--- its step; then of each checkpoint: seq, field of its id, block and
--- power of its bit; how many calls, and of each: number, version, block and power; how many pauses, and the same of each.
+-- its step; then of each checkpoint: seq, field of its id, field that names its list of writes, block and power of its bit; how many calls, and of each: number, version, block and power; how many pauses, and the same of each.
 local at = redis.call('HMGET', key, 'w', 'sweeps', 't:id', 'n', 'branches', 't:branch', 'f:fence', 'f:state', 'f:gone')
 if not at[3] or not string.find(at[2] or '', ';' .. ARGV[2], 1, true) then return {'another'} end
 
@@ -52,7 +51,7 @@ if same == '0' then
   end
 end
 
-local fields, bits, seqs, calls, bytes = {}, {}, {}, 0, 0
+local fields, bits, shelves, seqs, calls, bytes = {}, {}, {}, {}, 0, 0
 local function takes(kind, more, powers)
   -- Whether all of them are as they were; their fields come into `more`.
   local whole = true
@@ -69,10 +68,10 @@ local function takes(kind, more, powers)
   return whole
 end
 while next <= #ARGV do
-  local seq, id, block, power = ARGV[next], ARGV[next + 1], ARGV[next + 2], ARGV[next + 3]
+  local seq, id, shelf, block, power = unpack(ARGV, next, next + 4)
   local header = redis.call('HGET', key, 'h:' .. seq)
   local more, powers = {'h:' .. seq, 'r:' .. seq, id}, {{block, power}}
-  next = next + 5
+  next = next + 6
   local unchanged = takes('c:', more, powers)
   local of_calls = #more - 3
   next = next + 1
@@ -85,9 +84,28 @@ while next <= #ARGV do
       if i ~= 3 and i <= 3 + of_calls then bytes = bytes + redis.call('HSTRLEN', key, field) end
     end
     for _, bit in ipairs(powers) do bits[#bits + 1] = bit end
+    -- Whatever was recorded until now, also since it was looked at.
+    local place = string.sub(id, 3)
+    local listed = redis.call('HGET', key, 'v:' .. place)
+    if listed then
+      for entry in string.gmatch(listed, '([^%z]*%z[^%z]*)%z') do
+        local field = 'w:' .. place .. '\0' .. entry
+        fields[#fields + 1] = field
+        bytes = bytes + redis.call('HSTRLEN', key, field)
+      end
+      fields[#fields + 1] = 'v:' .. place
+      shelves[shelf] = shelves[shelf] or {}
+      shelves[shelf][place] = true
+    end
   end
 end
 for i = 1, #fields, 1000 do redis.call('HDEL', key, unpack(fields, i, math.min(i + 999, #fields))) end
+for shelf, gone in pairs(shelves) do
+  local names = string.gsub(redis.call('HGET', key, shelf) or '', '([^%z]*%z[^%z]*)%z', function(place)
+    return gone[place] and '' or nil
+  end)
+  if names == '' then redis.call('HDEL', key, shelf) else redis.call('HSET', key, shelf, names) end
+end
 for _, bit in ipairs(bits) do redis.call('HINCRBY', key, bit[1], bit[2]) end
 if #seqs == 0 then return {'done', same, here, at[1] or '', 0, 0} end
 redis.call('HINCRBY', key, 'count', -#seqs)

@@ -1,7 +1,7 @@
 -- Some of the objects of a task, with what they refer to: no more than takes a millisecond or two.
 -- KEYS: task, floor. ARGV: cursor, bytes after which it is enough.
 -- Answers which server this is, as a cursor means nothing to another, the next cursor, then flat: name, refs and length of each
--- object; the fields of those that cannot be read; and those of checkpoints and calls, so that none is missed that no mark tells of.
+-- object; the fields of those that cannot be read; and those of checkpoints, calls and writes, so that none is missed that no mark tells of.
 local cursor, bytes, count = ARGV[1], 0, 0
 local objects, bad, rows = {}, {}, {}
 local page = 2
@@ -24,7 +24,7 @@ repeat
       else
         bad[#bad + 1] = field
       end
-    elseif string.find(field, '^[hc]:') then
+    elseif string.find(field, '^[hcw]:') then
       rows[#rows + 1] = field
     end
   end

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import msgspec
@@ -16,7 +16,7 @@ import msgspec
 from safepoint import _probe
 from safepoint.errors import Damaged, SafepointError, StoreFull, Unavailable, UsageError
 from safepoint.model import Obj, check_id
-from safepoint.rows import CallRow, Commit, Committed, Head, Numbers, PauseRow, TaskPatch
+from safepoint.rows import CallRow, Commit, Committed, Head, Numbers, PauseRow, TaskPatch, WriteRow
 from safepoint.stores import holder as people
 from safepoint.stores import refusals
 from safepoint.stores.foreseen import Foreseen, Ready, ready
@@ -24,7 +24,7 @@ from safepoint.stores.redis import layout
 from safepoint.stores.redis.client import Client
 from safepoint.stores.renewing import Renewals, is_dead
 
-__all__ = ["Commits", "now", "patched"]
+__all__ = ["Commits", "now", "patched", "refuse_names"]
 
 BATCH = 1_000_000
 """Bytes of new objects for which one script may make all others wait."""
@@ -62,8 +62,7 @@ class Commits:
         deadline = client.deadline()
         dead = ""
         last = self._foreseen.get(task)
-        creates = commit.checkpoint is not None and commit.guard is None
-        announced = creates and commit.expect is None and last == Numbers()
+        announced = _begins(commit) and last == Numbers()
         if announced:
             client.announce(task, deadline=deadline)
         while True:
@@ -77,11 +76,12 @@ class Commits:
             last = layout.numbers_of(n)
             self._foreseen.put(task, last)
             if word == b"done":
+                size = request.size - int(more[0])
                 head = commit.expect
                 if made.checkpoint is not None and commit.moves_head:
                     head = Head(made.checkpoint.seq, commit.id)
                 seq = None if made.checkpoint is None else made.checkpoint.seq
-                return Committed(seq, None if seq is None else head, False, made.calls, made.pauses, request.size)
+                return Committed(seq, None if seq is None else head, False, made.calls, made.pauses, size)
             if word == b"existed":
                 return _existing(commit, *more)
             if word == b"recent":
@@ -120,7 +120,7 @@ class Commits:
 
     def _stage(self, commit: Commit) -> tuple[str, int]:
         """Send the objects of a big commit ahead, a little at a time, so that nobody else waits for all of it."""
-        if commit.checkpoint is not None and commit.guard is None and self._foreseen.get(commit.task) == Numbers():
+        if _begins(commit) and self._foreseen.get(commit.task) == Numbers():
             self._client.announce(commit.task)
         keys = self._client.keys.of(commit.task)
         while True:
@@ -147,6 +147,11 @@ class Commits:
             pass  # it expires
 
 
+def _begins(commit: Commit) -> bool:
+    """Whether it is a task's first, as far as it can tell: a save of a new branch. (Writes do not know, and are told.)"""
+    return commit.checkpoint is not None and commit.guard is None and commit.expect is None
+
+
 class _Request:
     """The arguments of ``commit.lua``."""
 
@@ -156,6 +161,10 @@ class _Request:
         new, following, at = made.checkpoint, made.next, now()
         writes: list[bytes] = []
         checks: list[bytes] = []
+        moves: list[bytes] = []
+        for move in commit.branches:
+            moves += (layout.text(move.space), layout.text(move.name), layout.head(move.expect), layout.head(move.to))
+            moves += (b"", b"") if move.to is None else (b"h:%d" % move.to.seq, layout.mark(move.to.id))
         line_of = name = branch = id_field = b""
         if new is not None:
             branch, id_field = layout.field("b", new.space, new.branch), layout.field("i", new.space, commit.id)
@@ -176,27 +185,47 @@ class _Request:
         if new is not None:
             came |= layout.mask("k", [new.seq]) | {b"count": 1}
         writes += patched(commit.patch)
+        records = _recorded(made.writes)
         objects: list[bytes] = []
         for o in commit.objects if stage is None else ():
             objects += (b"o:" + o.name, layout.body(o.refs, o.data))
-        self.size = sum(map(len, writes[1::2])) + _size(commit.objects)
+        self.size = (
+            sum(map(len, writes[1::2]))
+            + sum([len(value) for rows in records.values() for _, value in rows])
+            + _size(commit.objects)
+        )
         recent = recorded = b""
         if new is None:
             recent = layout.pack(commit.id)
             recorded = layout.pack([commit.id, [row.no for row in made.calls], [row.no for row in made.pauses]])
+        # A commit that draws no numbers lands whatever they are.
+        expected = layout.numbers(made.last) if new is not None or made.calls or made.pauses else b""
         guard, on = commit.guard, commit.stands_on
         self.args: list[Any] = [
             ttl, id_field, int(announced), "" if guard is None else guard.fence, "" if guard is None else guard.token,
             int(commit.anyway), dead, recent, recorded, branch, layout.head(commit.expect), int(commit.at_head), layout.head(on),
             "" if on is None else b"h:%d" % on.seq, "" if on is None else layout.mark(on.id), *(stage or ("", "")),
-            layout.numbers(made.last), layout.numbers(following), "" if new is None else new.seq, line_of, name, at,
-            layout.text(commit.task), len(checks) // 3, len(opens) // 2, len(asks) // 2, len(came), len(objects) // 2,
-            *checks, *opens, *asks,
+            expected, layout.numbers(following), "" if new is None else new.seq, line_of, name, at, layout.text(commit.task),
+            len(checks) // 3, len(moves) // 6, len(opens) // 2, len(asks) // 2, len(came), len(records), len(objects) // 2,
+            layout.text(commit.patch.branch) if commit.patch is not None and commit.patch.branch is not None else b"", *checks, *moves, *opens, *asks,
         ]  # fmt: skip
         for field, by in came.items():
             self.args += (field, by)
+        for place, rows in records.items():
+            self.args += (layout.shelf(place), place, len(rows))
+            for row in rows:
+                self.args += row
         self.args += objects
         self.args += writes
+
+
+def _recorded(rows: Iterable[WriteRow]) -> dict[bytes, list[tuple[bytes, bytes]]]:
+    """Entry and value of each of the writes, by space and checkpoint."""
+    found: dict[bytes, list[tuple[bytes, bytes]]] = {}
+    for row in rows:
+        place = b"%s\0%s" % (layout.text(row.space), layout.text(row.checkpoint))
+        found.setdefault(place, []).append((layout.entry(row), layout.encoded_write(row)))
+    return found
 
 
 def _rows(
@@ -263,6 +292,14 @@ def _raise(commit: Commit, word: bytes, *more: bytes) -> NoReturn:
     if word == b"gone":
         assert commit.stands_on is not None
         raise refusals.gone(task, commit.stands_on)
+    if word == b"astray":
+        raise refusals.moved_away(task, commit.branches[int(more[0])], layout.head_of(more[1]))
+    if word == b"nowhere":
+        to = commit.branches[int(more[0])].to
+        assert to is not None
+        raise refusals.gone(task, to)
+    if word == b"others":
+        raise refusals.has_others(task, layout.decoded(more[0]))
     assert word == b"changed", word
     kind, no = ("call", int(more[0][2:])) if more[0].startswith(b"c:") else ("pause", int(more[0][2:]))
     if not more[1]:
@@ -289,10 +326,12 @@ def _refuse(commit: Commit) -> None:
     new = commit.checkpoint
     if new is not None and ("\0" in new.space or "\0" in new.branch):
         raise UsageError("a branch or space holds a NUL character", "", "Remove it.", task=commit.task)
+    refuse_names(commit.task, commit.writes)
     sizes = [len(o.refs) + len(o.data) for o in commit.objects]
     if new is not None:
         sizes += (len(new.root) + len(new.refs), len(new.metadata) + len(new.metrics))
     sizes += [len(w.row.args) + len(w.row.result or b"") for w in commit.calls]
+    sizes += [len(row.data) + len(row.refs) for row in commit.writes]
     if sizes and (size := max(sizes)) > LARGEST:
         raise UsageError(
             f"a value of {size / 1e6:.0f} MB of task {commit.task!r} is too large for Redis",
@@ -301,6 +340,13 @@ def _refuse(commit: Commit) -> None:
             task=commit.task,
             size=size,
         )
+
+
+def refuse_names(task: str, rows: Iterable[WriteRow]) -> None:
+    for row in rows:
+        if "\0" in row.space or "\0" in row.checkpoint or "\0" in row.writer:
+            what = "the space, checkpoint or writer of what is recorded"
+            raise UsageError(f"{what} holds a NUL character", "", "Remove it.", task=task)
 
 
 def _size(objects: tuple[Obj, ...]) -> int:

@@ -28,6 +28,9 @@ bytes, and what scripts compare stands right behind it):
     branches    "<space>\\0<name>\\0" of each branch, in the order in which they came
     c:<no>      row of a call: [version, line, step, base_seq, ...] (``layout.CALL``); version from byte 4 on
     p:<no>      row of a pause: [version, line, step, ...] (``layout.PAUSE``), likewise
+    w:<space>\\0<checkpoint>\\0<idx>\\0<writer>    what an adapter recorded: MessagePack array (``layout.WRITE``); <checkpoint> is an id
+    v:<space>\\0<checkpoint>    "<idx>\\0<writer>\\0" of each of those of a checkpoint; all go at once
+    e:<k>       "<space>\\0<checkpoint>\\0" of each ``v:``; k = crc32(<space>\\0<checkpoint>) % 64 (``layout.shelf``)
     o:<name>    an object (name: its 16 bytes): 4 bytes big-endian length of refs, refs, data (``layout.body``), and 12 hexadecimal
                 digits: what ``w`` became with the write that sent it last. Whatever is sent is written, also over equal bytes: a
                 sweep removes only what it did not reach and nobody has sent since
@@ -67,7 +70,7 @@ import msgspec
 
 from safepoint.errors import Damaged
 from safepoint.model import Obj
-from safepoint.rows import CallRow, CheckpointRow, Head, Numbers, PauseRow, fitting, torn
+from safepoint.rows import CallRow, CheckpointRow, Head, Numbers, PauseRow, WriteRow, fitting, torn
 
 __all__ = [
     "BLOCK",
@@ -75,7 +78,9 @@ __all__ = [
     "HEADER",
     "INDEXES",
     "PAUSE",
+    "SHELVES",
     "STAMP",
+    "WRITE",
     "Keys",
     "bits",
     "block",
@@ -86,13 +91,19 @@ __all__ = [
     "encoded_call",
     "encoded_header",
     "encoded_pause",
+    "encoded_write",
+    "entry",
     "field",
     "fixed_of",
     "head",
     "head_of",
     "header",
+    "key_of",
+    "listed",
+    "lists",
     "mark",
     "mask",
+    "names",
     "numbers",
     "numbers_of",
     "obj",
@@ -101,7 +112,12 @@ __all__ = [
     "pack",
     "parts",
     "pause",
+    "shelf",
+    "shelved",
     "text",
+    "with_root",
+    "write",
+    "write_field",
 ]
 
 INDEXES = 64
@@ -127,6 +143,11 @@ PAUSE = (
     "version", "line", "step", "no", "space", "name", "occurrence", "call_no", "base_seq", "question", "answer", "status",
     "asked_at", "answered_at", "seal",
 )  # fmt: skip
+
+WRITE = ("space", "checkpoint", "writer", "idx", "path", "data", "refs", "seal")
+
+SHELVES = [b"e:%d" % k for k in range(64)]
+"""The fields that name the lists of what was recorded: each is written anew with every list that it comes to name."""
 
 _LETTERS = {"started": "s", "paused": "p", "in_doubt": "d"}
 _ASKED = {"open": "o", "answered": "a"}
@@ -280,9 +301,57 @@ def opened(value: bytes | None) -> list[tuple[str, int, int, int]]:
     return [(m[1].decode(), int(m[2]), int(m[3]), int(m[4])) for m in _OPENED.finditer(value or b"")]
 
 
+# -- what adapters recorded
+
+
+def shelf(place: bytes) -> bytes:
+    """The ``e:`` field that names the list of a checkpoint: ``<space>\\0<checkpoint>``, of a ``v:`` or an ``i:`` field."""
+    return SHELVES[zlib.crc32(place) % len(SHELVES)]
+
+
+def entry(row: WriteRow) -> bytes:
+    """What the ``v:`` field of a row's checkpoint has of it."""
+    return b"%d\0%s\0" % (row.idx, text(row.writer))
+
+
+def write_field(key: tuple[str, str, str, int]) -> bytes:
+    """The ``w:`` field of a row with this key."""
+    space, checkpoint, writer, idx = key
+    return b"w:%s\0%s\0%d\0%s" % (text(space), text(checkpoint), idx, text(writer))
+
+
+def names(value: bytes | None) -> list[bytes]:
+    """What ``branches`` and ``v:`` and ``e:`` fields hold: names of two parts."""
+    parts = (value or b"").split(b"\0")
+    return list(map(b"\0".join, zip(parts[:-1:2], parts[1::2], strict=False)))
+
+
+def shelved(value: bytes | None) -> list[bytes]:
+    """The ``v:`` fields that an ``e:`` field names."""
+    return [b"v:" + place for place in names(value)]
+
+
+def listed(group: bytes, value: bytes | None) -> list[bytes]:
+    """The ``w:`` fields that this ``v:`` field names."""
+    return [b"w:%s\0%s" % (group[2:], own) for own in names(value)]
+
+
+def lists(fields: Iterable[bytes]) -> dict[bytes, bytes]:
+    """The ``v:`` and ``e:`` fields that name just these ``w:`` fields."""
+    found: dict[bytes, bytes] = {}
+    for name in sorted(fields):
+        space, checkpoint, own = name[2:].split(b"\0", 2)
+        place = b"%s\0%s" % (space, checkpoint)
+        if (group := b"v:" + place) not in found:
+            found[shelf(place)] = b"%s%s\0" % (found.get(shelf(place), b""), place)
+        found[group] = b"%s%s\0" % (found.get(group, b""), own)
+    return found
+
+
 # -- rows
 
 _getters: dict[tuple[str, ...], Any] = {names: attrgetter(*names) for names in (HEADER, CALL, PAUSE)}
+_written = attrgetter(*WRITE)
 _PADDING = 16
 
 
@@ -302,6 +371,10 @@ def encoded_call(row: CallRow) -> bytes:
 
 def encoded_pause(row: PauseRow) -> bytes:
     return _encoded(row, PAUSE)
+
+
+def encoded_write(row: WriteRow) -> bytes:
+    return pack(_written(row))
 
 
 def _maker(cls: type[Row], names: tuple[str, ...], number: str) -> Callable[[int, bytes], Row]:
@@ -327,11 +400,40 @@ call = _maker(CallRow, CALL, "no")
 pause = _maker(PauseRow, PAUSE, "no")
 
 
+_fits_write = fitting(WriteRow, WRITE)
+
+
+def key_of(field: bytes) -> tuple[str, str, str, int]:
+    """The key of the row in a ``w:`` field; Damaged if no row has such a field."""
+    space, checkpoint, idx, writer = (field[2:].split(b"\0") + [b""] * 4)[:4]
+    try:
+        key = decoded(space), decoded(checkpoint), decoded(writer), int(idx)
+    except ValueError:
+        raise _damaged("name of a write", "it is no name") from None
+    if write_field(key) != field:
+        raise _damaged("name of a write", "it is no name")
+    return key
+
+
+def write(field: bytes, value: bytes) -> WriteRow:
+    """The row of a ``w:`` field. As of other rows: one that is not what its field says has a broken seal."""
+    key = key_of(field)
+    given = _array(value, len(WRITE), "row of a write")
+    if tuple(given[:4]) != key:
+        given[:4], given[-1] = key, b""
+    if not _fits_write(tuple(given)):
+        return torn(WriteRow, WRITE, tuple(given))
+    return WriteRow(**dict(zip(WRITE, given, strict=True)))
+
+
 def checkpoint(seq: int, top: bytes, below: bytes | None) -> CheckpointRow:
     """The whole row, of its ``h:`` and ``r:`` fields. Damaged if the latter is missing."""
-    row = header(seq, top)
+    return with_root(header(seq, top), below)
+
+
+def with_root(row: CheckpointRow, below: bytes | None) -> CheckpointRow:
     if below is None:
-        raise _damaged(f"checkpoint {seq}", "its root is missing")
+        raise _damaged(f"checkpoint {row.seq}", "its root is missing")
     refs, root = parts(below)
     return msgspec.structs.replace(row, root=root, refs=refs)
 

@@ -20,7 +20,8 @@ from safepoint.model import now, to_us
 from safepoint.rows import Aside, CallRow, CheckpointRow, Image, Lost, replace
 from safepoint.stores import refusals
 from safepoint.stores.redis import layout, walk
-from safepoint.stores.redis.sweep import asked, start, values_of
+from safepoint.stores.redis.fields import values_of
+from safepoint.stores.redis.sweep import asked, start
 from safepoint.stores.url import redact
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ __all__ = ["Mends"]
 
 TRIES = 20
 """How often a task is looked at again that is written to meanwhile."""
-_MARKS = re.compile(rb"[kgj]:\d+")
+_MARKS = re.compile(rb"[kgje]:\d+|v:.*", re.DOTALL)
 _SUFFIXES = re.compile(rb"(:f|(:w:[0-9a-f]+)?(:q(:\d+)?)?)")
 
 
@@ -248,7 +249,7 @@ class _Plan:
             calls=tuple(sorted(open_calls, key=lambda row: row.no)),
             pauses=tuple(sorted(open_pauses, key=lambda row: row.no)),
         )
-        self.write = walk.row_fields(mended)
+        self.write = walk.row_fields(mended) | layout.lists(name for name in there if name[:2] == b"w:")
         unknown = seqs - {row.seq for row in mended.checkpoints}
         if unknown:  # rows that came with no number of their own being new: they stay
             self.write |= {name: b"%d" % bits for name, bits in layout.mask("k", seqs).items()}
@@ -276,6 +277,8 @@ class _Plan:
                 self._take(names, [b"%s:%d" % (aside.kind[0].encode(), aside.key)])
             case "object", bytes():
                 self._take(names, [b"o:" + aside.key])
+            case "write", (str(), str(), str(), int()):
+                self._take(names, [layout.write_field(aside.key)])
             case "branch", (str() as space, str() as name):
                 self._take(names, [layout.field("b", space, name), layout.field("l", space, name)])
 

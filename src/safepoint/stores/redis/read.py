@@ -12,7 +12,7 @@ from typing import Any
 from safepoint.codec.nodes import names_in
 from safepoint.errors import Damaged
 from safepoint.model import Obj
-from safepoint.rows import BranchRow, CallRow, CheckpointRow, Head, PauseRow, TaskRow
+from safepoint.rows import BranchRow, CallRow, CheckpointRow, Head, PauseRow, TaskRow, WriteRow
 from safepoint.stores.redis import layout
 from safepoint.stores.redis.client import Client
 
@@ -58,8 +58,8 @@ class Reads:
             client.write("index", [key], gone)
         return rows
 
-    def branches(self, task: str, space: str = "") -> list[BranchRow]:
-        return [row for row in all_branches(task, self._client) if row.space == space]
+    def branches(self, task: str, space: str | None = "") -> list[BranchRow]:
+        return [row for row in all_branches(task, self._client) if space in {None, row.space}]
 
     def read(
         self, task: str, *, space: str = "", seq: int | None = None, branch: str | None = None, id: str | None = None
@@ -99,13 +99,21 @@ class Reads:
             found = again
 
     def headers(
-        self, task: str, *, space: str = "", branch: str | None = None, before: int | None = None, limit: int | None = None
+        self,
+        task: str,
+        *,
+        space: str | None = "",
+        branch: str | None = None,
+        before: int | None = None,
+        limit: int | None = None,
+        roots: bool = False,
     ) -> list[CheckpointRow]:
         def fits(row: CheckpointRow) -> bool:
-            return row.space == space and branch in {None, row.branch}
+            return space in {None, row.space} and branch in {None, row.branch}
 
-        found = self._list(task, "k", "h:", 1, layout.header, before=before, limit=limit, fits=fits)
-        return [row for row, _ in found]
+        beside = "r:" if roots else ""
+        found = self._list(task, "k", "h:", 1, layout.header, before=before, limit=limit, fits=fits, beside=beside)
+        return [layout.with_root(row, below or None) for row, _, below in found] if roots else [row for row, *_ in found]
 
     def calls(
         self,
@@ -125,7 +133,8 @@ class Reads:
 
         while True:
             if wanted is None:
-                found = self._list(task, "g", "c:", 2, layout.call, limit=limit, fits=fits, line=line, step=from_step)[::-1]
+                listed = self._list(task, "g", "c:", 2, layout.call, limit=limit, fits=fits, line=line, step=from_step)
+                found = [(row, value) for row, value, _ in listed[::-1]]
             else:
                 found = [pair for pair in self._get(task, wanted) if fits(pair[0])]
                 found = found if limit is None else found[max(0, len(found) - limit) :]
@@ -139,7 +148,54 @@ class Reads:
             before = found
 
     def pauses(self, task: str) -> list[PauseRow]:
-        return [row for row, _ in self._list(task, "j", "p:", 3, layout.pause)][::-1]
+        return [row for row, *_ in self._list(task, "j", "p:", 3, layout.pause)][::-1]
+
+    def writes(
+        self,
+        task: str,
+        *,
+        space: str | None = "",
+        checkpoints: Iterable[str] | None = None,
+        writer: str | None = None,
+        bodies: bool = True,
+    ) -> tuple[list[WriteRow], Mapping[bytes, Obj]]:
+        by = b"" if writer is None else b"\0" + layout.text(writer)
+        ids = None if checkpoints is None else list({layout.text(id): None for id in checkpoints})
+        if ids is None or space is None:
+            within = b"" if space is None else layout.text(space) + b"\0"
+            which = [by, within, len(layout.SHELVES), *layout.SHELVES, *(ids or ())]
+        else:
+            which = [by, b"", 0, *[b"%s\0%s" % (layout.text(space), id) for id in ids]]
+        if ids == []:
+            self._client.refuse_if_closed()
+            return [], {}
+        before: list[WriteRow] | None = None
+        while True:
+            rows = self._written(task, which)
+            if not bodies:
+                return rows, {}
+            objects, missing = closure(self._client, task, [row.refs for row in rows if row.refs], self._client.deadline())
+            if not missing or before == rows:
+                return rows, objects
+            before = rows
+
+    def _written(self, task: str, which: list[Any]) -> list[WriteRow]:
+        """As they were at one moment: page by page as long as nobody writes, and else in one."""
+        client = self._client
+        deadline = client.deadline()
+        for tries in range(TRIES + 1):
+            found: list[WriteRow] = []
+            same, at = b"", 0
+            while at >= 0:
+                args = [at, MOST if tries == TRIES else TRIP, same, *which]
+                same, at, *values = client.script("writes", client.keys.of(task), args, deadline=deadline)
+                for field, value in zip(values[::2], values[1::2], strict=True):
+                    if not value:
+                        raise _damaged(task, f"its field {field!r}")
+                    found.append(layout.write(field, value))
+                if at == 0:
+                    return sorted(found, key=lambda row: (row.space, row.checkpoint, row.path, row.writer, row.idx))
+        raise AssertionError("one call reads all")
 
     # -- pages
 
@@ -156,8 +212,9 @@ class Reads:
         fits: Callable[[Any], bool] = lambda _: True,
         line: int | None = None,
         step: int | None = None,
-    ) -> list[tuple[Any, bytes]]:
-        """Rows by falling number, each with its bytes, as they were at one moment."""
+        beside: str = "",
+    ) -> list[tuple[Any, bytes, bytes]]:
+        """Rows by falling number, each with its bytes and those of the field ``beside`` it, as they were at one moment."""
         client = self._client
         deadline = client.deadline()
         if limit is not None and limit <= 0:
@@ -165,20 +222,20 @@ class Reads:
             return []
         top = "" if before is None else max(0, min(before, MOST))
         for tries in range(TRIES + 1):
-            found: list[tuple[Any, bytes]] = []
+            found: list[tuple[Any, bytes, bytes]] = []
             page = MOST if tries == TRIES else PAGE if limit is None else min(PAGE, max(limit, 16))
             below: Any = top
             same: bytes | str = ""
             while True:
-                args = [kind, prefix, which, below, page, _or(line), _or(step), same]
+                args = [kind, prefix, which, below, page, _or(line), _or(step), same, beside, TRIP]
                 w, below, *rest = client.script("list", client.keys.of(task), args, deadline=deadline)
                 if below < 0:
                     break  # somebody has written meanwhile
                 same = w
-                for no, value in zip(rest[::2], rest[1::2], strict=True):
+                for no, value, other in zip(rest[::3], rest[1::3], rest[2::3], strict=True):
                     row = make(int(no), value)
                     if fits(row):
-                        found.append((row, value))
+                        found.append((row, value, other))
                         if len(found) == limit:
                             return found
                 if below == 0:

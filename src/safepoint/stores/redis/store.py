@@ -18,7 +18,7 @@ from safepoint.stores.base import Durability, Store
 from safepoint.stores.foreseen import Foreseen
 from safepoint.stores.redis import check
 from safepoint.stores.redis.client import Client
-from safepoint.stores.redis.commit import Commits
+from safepoint.stores.redis.commit import Commits, refuse_names
 from safepoint.stores.redis.leases import Leases
 from safepoint.stores.redis.nodes import Address
 from safepoint.stores.redis.read import Reads
@@ -148,6 +148,7 @@ class RedisStore(Commits, Leases, Reads, Removals, Whole, Store):
 
     def write_task(self, image: Image, *, over: Image | None = None) -> bool:
         _refuse_numbers(image)
+        refuse_names(image.row.task, image.writes)
         return super().write_task(image, over=over)
 
     def close(self) -> None:

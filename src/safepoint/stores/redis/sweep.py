@@ -24,20 +24,17 @@ from safepoint.rules import retention
 from safepoint.stores import holder as people
 from safepoint.stores import renewing
 from safepoint.stores.redis import layout
+from safepoint.stores.redis.fields import BYTES, PAGE, groups, numbered, rows_in, values_of
 from safepoint.stores.sound import Flaw, find, wrong
 
 if TYPE_CHECKING:
     from safepoint.stores.foreseen import Foreseen
     from safepoint.stores.redis.client import Client
 
-__all__ = ["Removals", "Start", "asked", "numbered", "start", "values_of"]
+__all__ = ["Removals", "Start", "asked", "start"]
 
-PAGE = 500
-"""Rows or objects that are asked for at once."""
 ROWS, OBJECTS = 64, 256
 """What one script deletes: checkpoints with calls and pauses, or objects."""
-BYTES = 500_000
-"""About how much a script reads."""
 FEW = 200
 """Checkpoints that are looked at in one step, when a look comes to its end."""
 TRIES = 20
@@ -202,21 +199,6 @@ def objects(client: Client, task: str, names: Iterable[bytes]) -> list[Obj]:
     return found
 
 
-def values_of(client: Client, key: bytes, fields: list[bytes]) -> Iterator[tuple[bytes, bytes | None]]:
-    for i in range(0, len(fields), PAGE):
-        part = fields[i : i + PAGE]
-        yield from zip(part, client.command("HMGET", key, *part), strict=True)
-
-
-def numbered(client: Client, key: bytes, kind: str, last: int, first: int = 0) -> list[int]:
-    """The numbers of the rows of a kind that are there, from a block on."""
-    blocks = [b"%s:%d" % (kind.encode(), at) for at in range(first, last // layout.BLOCK + 1)]
-    found: list[int] = []
-    for at, (_, value) in enumerate(values_of(client, key, blocks), first):
-        found += layout.bits(at, value)
-    return found
-
-
 # -- rows
 
 
@@ -237,6 +219,8 @@ class _Found(NamedTuple):
     """By rising seq."""
     calls: dict[int, list[_CallBase]]
     pauses: dict[int, list[PauseRow]]
+    writes: dict[int, list[bytes]]
+    """The fields of what was recorded against each."""
 
 
 def _look(client: Client, task: str, at: Start, wanted: set[int], space: str) -> _Found:
@@ -267,7 +251,13 @@ def _look(client: Client, task: str, at: Start, wanted: set[int], space: str) ->
     for pause in pauses:
         if pause.base_seq in bases:
             by_pause[pause.base_seq].append(pause)
-    return _Found(at, retention.begins(heads), gone, by_call, by_pause)
+    lists = rows_in(client, key, [b"v:" + _place(row) for row in gone])
+    writes = {row.seq: fields for row, fields in zip(gone, lists, strict=True) if fields}
+    return _Found(at, retention.begins(heads), gone, by_call, by_pause, writes)
+
+
+def _place(row: CheckpointRow) -> bytes:
+    return layout.field("i", row.space, row.id)[2:]
 
 
 def _heads(client: Client, key: bytes, at: Start) -> tuple[list[retention.At], set[int]]:
@@ -301,7 +291,7 @@ def _batches(found: _Found) -> Iterator[list[CheckpointRow]]:
     weight = 0
     for row in found.gone:
         batch.append(row)
-        weight += 1 + len(found.calls.get(row.seq, ())) + len(found.pauses.get(row.seq, ()))
+        weight += 1 + sum(len(rows.get(row.seq, ())) for rows in (found.calls, found.pauses, found.writes))
         if weight >= ROWS:
             yield batch
             batch, weight = [], 0
@@ -321,7 +311,7 @@ def _drop_rows(client: Client, task: str, found: _Found, w: bytes, server: bytes
     for line, step in found.begins.items():
         args += [line, step]
     for row in batch:
-        args += [row.seq, layout.field("i", row.space, row.id), *_bit("k", row.seq)]
+        args += [row.seq, layout.field("i", row.space, row.id), layout.shelf(_place(row)), *_bit("k", row.seq)]
         for kind, stood in (("g", found.calls.get(row.seq, ())), ("j", found.pauses.get(row.seq, ()))):
             args.append(len(stood))
             for one in stood:
@@ -334,6 +324,7 @@ def _pruning(
 ) -> Generator[None, None, Pruned]:
     """Resting at each yield for as long as one likes: nothing is locked there."""
     seqs: list[int] = []
+    without_writes: set[bytes] = set()
     calls = objects_ = size = 0
     for _ in range(TRIES):
         if (at := start(client, task)) is None:
@@ -345,6 +336,7 @@ def _pruning(
         if dry_run:
             seqs = [row.seq for row in found.gone]
             calls = sum(len(found.calls.get(seq, ())) for seq in seqs)
+            without_writes = {b"v:" + _place(row) for row in found.gone}
             size = _rows_size(client, task, found)
             break
         w, server, changed = at.w, b"", False
@@ -368,7 +360,7 @@ def _pruning(
         if (at := start(client, task)) is None:
             break
         mark = _Mark(client, task, at)
-        known = yield from mark.look(set(seqs) if dry_run else set())
+        known = yield from mark.look(set(seqs) if dry_run else set(), without_writes)
         if not known:
             continue
         _probe.at("sweep.marked")
@@ -385,6 +377,7 @@ def _pruning(
 def _rows_size(client: Client, task: str, found: _Found) -> int:
     fields = [b"%s:%d" % (kind, row.seq) for row in found.gone for kind in (b"h", b"r")]
     fields += [b"c:%d" % call.no for stood in found.calls.values() for call in stood]
+    fields += [field for recorded in found.writes.values() for field in recorded]
     key = client.keys.task(task)
     return sum(client.many([("HSTRLEN", key, field) for field in fields])) if fields else 0
 
@@ -417,17 +410,21 @@ class _Mark:
         self._server = b""
         """Which one was looked at."""
         self._rows: set[bytes] = set()
-        """Checkpoints and calls that have been seen to be there, and whose refs not yet."""
+        """Checkpoints, calls and writes that have been seen to be there, and whose refs not yet."""
 
-    def look(self, without: set[int]) -> Generator[None, None, bool]:
-        """Find out what nothing reaches, apart from the checkpoints ``without`` and their calls. False: look anew."""
+    def look(self, without: set[int], without_writes: set[bytes]) -> Generator[None, None, bool]:
+        """Find out what nothing reaches, apart from the checkpoints ``without``, their calls, and the writes of these lists. False:
+        look anew."""
         yield from self._scan()
         todo: list[bytes] = []
         self._reach(names_in(self.at.staged), b"w", todo)
         yield from self._checkpoints(without, todo)
         yield from self._calls(without, todo)
+        yield from self._writes(without_writes, todo)
         for field, there in values_of(self.client, self._key, sorted(self._rows)):
             if there is not None:  # and was not met, as its mark is lost
+                if self._came_again(field):
+                    return False
                 raise self._damaged(field)
         while todo:
             below: list[bytes] = []
@@ -516,6 +513,28 @@ class _Mark:
                     if row.base_seq not in without:
                         self._reach(names_in(row.args_refs + row.result_refs), field, todo)
             yield
+
+    def _writes(self, without: set[bytes], todo: list[bytes]) -> Iterator[None]:
+        lists = groups(self.client, self._key)
+        for group, fields in zip(lists, rows_in(self.client, self._key, lists), strict=True):
+            for field, value in values_of(self.client, self._key, fields):
+                self._rows.discard(field)
+                if value is None:
+                    continue
+                row = layout.write(field, value)
+                if len(row.refs) & 15 or not row.seal:
+                    raise self._damaged(field)
+                if group not in without:
+                    self._reach(names_in(row.refs), field, todo)
+            yield
+
+    def _came_again(self, field: bytes) -> bool:
+        """Whether a write that was not met is in its list now: it went with its checkpoint, and was recorded once more since."""
+        if field[:2] != b"w:":
+            return False
+        place = b"\0".join(field[2:].split(b"\0")[:2])
+        listed, named = self.client.command("HMGET", self._key, b"v:" + place, layout.shelf(place))
+        return field in layout.listed(b"v:" + place, listed) and b"v:" + place in layout.shelved(named)
 
     def _damaged(self, field: bytes) -> Damaged:
         """What some row reaches is not known: then nothing is known to be garbage."""

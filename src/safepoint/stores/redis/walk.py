@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from safepoint.errors import Damaged
 from safepoint.rows import BranchRow, CallRow, CheckpointRow, Image, Lost, Part, PauseRow, TaskRow, replace
 from safepoint.stores.redis import layout
-from safepoint.stores.redis.sweep import BYTES, PAGE, numbered, values_of
+from safepoint.stores.redis.fields import BYTES, PAGE, numbered, values_of
 
 if TYPE_CHECKING:
     from safepoint.stores.redis.client import Client
@@ -25,7 +25,8 @@ _KINDS: dict[bytes, tuple[str, Callable[[int, bytes], Any]]] = {
 }
 ROW = re.compile(rb"([hrcp]):([1-9]\d{0,15})")
 _OTHERS = re.compile(
-    rb"t:[a-z]+|f:[a-z]+|n|w|born|count|branches|open|asks|stages|sweeps|q|q:\d+|[kgj]:\d+|[ibl]:[^\0]*\0[^\0]+|s:.*", re.DOTALL
+    rb"t:[a-z]+|f:[a-z]+|n|w|born|count|branches|open|asks|stages|sweeps|q|q:\d+|[kgj]:\d+|e:\d+|[iblv]:[^\0]*\0[^\0]+|s:.*",
+    re.DOTALL,
 )
 
 
@@ -51,6 +52,7 @@ def walk(client: Client, task: str, row_of: Callable[[str], TaskRow | None]) -> 
             if isinstance(part, CallRow | PauseRow) and (entry := layout.open_entry(part)):
                 (told.open if kind == "call" else told.asks).add(entry)
             yield part
+    yield from _writes(client, key, lengths, where)
     for name, value in _in_batches(client, key, sorted(n for n in lengths if n[:2] == b"o:"), lengths):
         if value is None:
             continue
@@ -108,6 +110,12 @@ def _bare_row(client: Client, task: str) -> TaskRow | None:
 
 def is_known(name: bytes) -> bool:
     """Whether a task has fields of such a name."""
+    if name[:2] == b"w:":
+        try:
+            layout.key_of(name)
+        except Damaged:
+            return False
+        return True
     return name[:2] == b"o:" or ROW.fullmatch(name) is not None or _OTHERS.fullmatch(name) is not None
 
 
@@ -117,7 +125,7 @@ def has_rows(client: Client, key: bytes) -> bool:
 
 
 def _are_rows(names: Iterable[bytes]) -> bool:
-    return any(ROW.fullmatch(name) or name[:2] in {b"b:", b"l:"} for name in names)
+    return any(ROW.fullmatch(name) or name[:2] in {b"b:", b"l:", b"w:"} for name in names)
 
 
 def place(client: Client, task: str, kind: str, key: Any) -> str:
@@ -129,6 +137,8 @@ def place(client: Client, task: str, kind: str, key: Any) -> str:
             return f"key {at}, field o:{key.hex()}"
         case "branch", (str(), str()):
             return f"key {at}, field b:{key[0]}\\0{key[1]}"
+        case "write", (str(), str(), str(), int()):
+            return f"key {at}, field {_shown(layout.write_field(key))}"
     return ""
 
 
@@ -255,6 +265,22 @@ def _rows(
             yield Lost(f"{kind} {no}", f"{where}, field {prefix.decode()}{no}", error.why, kind=kind, first=no, last=no)
 
 
+def _writes(client: Client, key: bytes, lengths: dict[bytes, int], where: str) -> Iterator[Part]:
+    there = sorted((layout.key_of(name), name) for name in lengths if name[:2] == b"w:" and is_known(name))
+    for (of, name), (_, value) in zip(there, _in_batches(client, key, [name for _, name in there], lengths), strict=True):
+        if value is None:
+            continue
+        try:
+            yield layout.write(name, value)
+        except Damaged as error:
+            text = f"write {of[3]} of {of[2]!r} against checkpoint {of[1]!r}"
+            yield Lost(text, f"{where}, field {_shown(name)}", error.why, kind="write")
+
+
+def _shown(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace").replace("\0", "\\0")
+
+
 class _Told(NamedTuple):
     """What the rows say that is written elsewhere too."""
 
@@ -309,5 +335,20 @@ def _discord(client: Client, key: bytes, where: str, w: bytes | None, told: _Tol
         for name in sorted(names)
         if not is_known(name)
     ]
+    found += _unlisted(client, key, where, names)
     if found and client.command("HGET", key, "w") == w:
         yield from found
+
+
+def _unlisted(client: Client, key: bytes, where: str, names: dict[bytes, int]) -> Iterator[Lost]:
+    """What the lists of writes say otherwise than the rows do."""
+    rows = {name for name in names if name[:2] == b"w:" and is_known(name)}
+    found = dict(values_of(client, key, [name for name in names if name[:2] in {b"v:", b"e:"}]))
+    listed = {row for name, value in found.items() if name[:2] == b"v:" for row in layout.listed(name, value)}
+    if missing := listed - rows:
+        why = f"the task counts {len(listed)}, and {len(rows)} are there"
+        yield Lost(f"{len(missing)} writes are missing", f"{where}, fields v:…", why, kind="write")
+    elif {n: sorted(layout.names(v)) for n, v in found.items()} != {
+        n: sorted(layout.names(v)) for n, v in layout.lists(rows).items()
+    }:
+        yield Lost("the lists of writes", f"{where}, fields v:… and e:…", "they and the rows differ", kind="structure")

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from safepoint import _probe
 from safepoint.errors import Damaged, SafepointError, Unavailable
-from safepoint.rows import CheckpointRow, Image, Part, TaskRow
+from safepoint.rows import CheckpointRow, Image, Part, TaskRow, WriteRow
 from safepoint.stores import whole
 from safepoint.stores.redis import layout, walk
+from safepoint.stores.redis.fields import BYTES, groups, numbered, rows_in, values_of
 from safepoint.stores.redis.mend import Mends
-from safepoint.stores.redis.sweep import BYTES, Start, asked, numbered, start, values_of
+from safepoint.stores.redis.sweep import Start, asked, start
 from safepoint.stores.redis.walk import branch, branch_values, row_fields
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ def _facts(client: Client, task: str, at: Start) -> whole.Facts | None:
     """By what the task is told apart, as far as it can be read; None if it cannot."""
     key = client.keys.task(task)
     found: list[frozenset[tuple[int, bytes]]] = []
+    writes: list[WriteRow] = []
     try:
         for prefix, block, last, make in (
             (b"h:", "k", at.numbers.seq, layout.header),
@@ -119,11 +121,17 @@ def _facts(client: Client, task: str, at: Start) -> whole.Facts | None:
             rows = (make(int(f[2:]), v) for f, v in values_of(client, key, fields) if v is not None)
             found.append(frozenset((row.seq if isinstance(row, CheckpointRow) else row.no, row.seal) for row in rows))
         branches = [branch(name, head, fixed) for name, head, fixed in branch_values(client, key, list(at.branches))]
+        for names in rows_in(client, key, groups(client, key)):
+            writes += [layout.write(name, value) for name, value in values_of(client, key, names) if value is not None]
     except Damaged:
         return None
     checkpoints, calls, pauses = found
     return whole.Facts(
-        checkpoints, calls, pauses, frozenset((b.space, b.name, *b.head, b.line, b.forked_from) for b in branches)
+        checkpoints,
+        calls,
+        pauses,
+        frozenset((b.space, b.name, *b.head, b.line, b.forked_from) for b in branches),
+        frozenset((*row.key, row.seal) for row in writes),
     )
 
 
@@ -146,6 +154,9 @@ def _fields(image: Image, born: bytes) -> Iterator[tuple[bytes, bytes]]:
         yield b"c:%d" % call.no, layout.encoded_call(call)
     for pause in image.pauses:
         yield b"p:%d" % pause.no, layout.encoded_pause(pause)
+    for write in image.writes:
+        yield layout.write_field(write.key), layout.encoded_write(write)
+    yield from layout.lists(layout.write_field(write.key) for write in image.writes).items()
     stamp = b"0" * layout.STAMP  # older than any moment of the task: nothing of it was sent by a save
     for obj in image.objects:
         yield b"o:" + obj.name, layout.body(obj.refs, obj.data) + stamp
