@@ -306,7 +306,7 @@ class SQLiteStore(Leases, Reads, Removals, Whole, Mends, Store):
             row = calls[no] = sealed(task, row, no=no, version=row.version + 1, **_stamp(write.stamp, position))
             position += bool(write.stamp)
             record = values(n, no, row, CALL)
-            put(PUT_CALL, record)
+            put(PUT_CALL if write.row.version else sqlite_rows.NEW_CALL, record)
             size += _bytes(record)
         pauses: dict[int, PauseRow] = {}
         for ask in commit.pauses:
@@ -319,7 +319,7 @@ class SQLiteStore(Leases, Reads, Removals, Whole, Mends, Store):
                 self._compare(conn, task, n, "pause", pause, pauses)
             pause = pauses[no] = sealed(task, pause, no=no, version=pause.version + 1)
             record = values(n, no, pause, PAUSE)
-            put(PUT_PAUSE, record)
+            put(PUT_PAUSE if ask.row.version else sqlite_rows.NEW_PAUSE, record)
             size += _bytes(record)
         head, seq, current = None, look.next_seq, look.branch
         if new is not None:
@@ -328,8 +328,10 @@ class SQLiteStore(Leases, Reads, Removals, Whole, Mends, Store):
             try:
                 put(PUT_CHECKPOINT, record)
             except apsw.ConstraintError:
+                if not (there := self._same_id(conn, n, commit)):
+                    raise
                 # A failure leaf that is saved again, or an id that another state has: its branch stands where it did.
-                raise _Landed(refusals.existing(commit, at, *self._same_id(conn, n, commit)[0])) from None
+                raise _Landed(refusals.existing(commit, at, *there[0])) from None
             size += _bytes(record)
             if commit.moves_head:
                 head = Head(seq, commit.id)

@@ -66,6 +66,12 @@ def translate(error: apsw.Error | UnicodeDecodeError, path: str, *, ours: bool =
         )
     if isinstance(error, apsw.SQLError) and ours:  # "no such column", say: the file's own account of its tables has changed
         return Damaged(f"the tables of {path} are not those of a store", why, "Restore it from a backup.", path=path)
+    if (
+        isinstance(error, apsw.ConstraintError) and ours
+    ):  # a number that was given out is taken, or a table has two rows for one
+        return Damaged(
+            f"{path} is damaged", why, "See what is left with safepoint verify; mend it with safepoint repair.", path=path
+        )
     if isinstance(error, apsw.CorruptError | apsw.NotADBError | apsw.FormatError):
         return Damaged(f"{path} is no sound SQLite database", why, "Restore it from a backup.", path=path)
     if isinstance(error, apsw.BusyError | apsw.LockedError | apsw.ProtocolError):

@@ -45,6 +45,8 @@ def _insert(table: str, names: tuple[str, ...]) -> str:
 PUT_CHECKPOINT = _insert("sp_checkpoints", CHECKPOINT).replace(" OR REPLACE", "")
 PUT_CALL = _insert("sp_calls", CALL)
 PUT_PAUSE = _insert("sp_pauses", PAUSE)
+# Under a number that was just given out. Where a damaged counter gave it, nothing is written over what has it.
+NEW_CALL, NEW_PAUSE = (put.replace(" OR REPLACE", "") for put in (PUT_CALL, PUT_PAUSE))
 GET_CHECKPOINT = f"SELECT {', '.join(CHECKPOINT)} FROM sp_checkpoints WHERE k = ?"
 GET_CALL = f"SELECT {', '.join(CALL)} FROM sp_calls WHERE k = ?"
 GET_PAUSE = f"SELECT {', '.join(PAUSE)} FROM sp_pauses WHERE k = ?"
