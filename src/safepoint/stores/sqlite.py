@@ -19,7 +19,7 @@ from safepoint import _probe
 from safepoint.errors import SafepointError, StoreFull, Unavailable, UsageError
 from safepoint.model import Finding, Obj, check_id
 from safepoint.rows import CallRow, Commit, Committed, Guard, Head, PauseRow
-from safepoint.stores import refusals, sqlite_check, sqlite_rows, sqlite_sweep
+from safepoint.stores import refusals, sqlite_check, sqlite_rows, sqlite_sweep, sqlite_writes
 from safepoint.stores.base import Durability, Store
 from safepoint.stores.oslock import Claim, LockFile
 from safepoint.stores.sqlite_db import CommitFailed, Connection, Database, sql, translate
@@ -47,8 +47,10 @@ class _Look(NamedTuple):
     next_call: int
     next_pause: int
     next_line: int
+    next_write: int
     position: int
     branch: str
+    branches_sum: int | None
     last_commit: str
     created_at: int
     writes: int
@@ -222,12 +224,12 @@ class SQLiteStore(Leases, Reads, Removals, Whole, Mends, Store):
             db.unlock_writer(owner)
 
     def _look(self, conn: Connection, commit: Commit) -> _Look:
-        """Read what the commit is compared with; a task that a guardless checkpoint begins is created."""
+        """Read what the commit is compared with; a task that a guardless checkpoint, or write, begins is created."""
         look = self._find(conn, commit.task)
         if look is not None:
             self._refuse_older(conn, look.n, commit.task, look.created_at, look.writes)
             return look
-        if commit.checkpoint is None or commit.guard is not None:
+        if (commit.checkpoint is None and not commit.writes) or commit.guard is not None:
             raise self._gone_task(conn, commit.task)
         self._refuse_hidden(conn, commit.task)
         n = conn.rows(self._sql["new_task"], (commit.task, now(), branch_sum(commit.task, "main")))[0][0]
@@ -321,6 +323,14 @@ class SQLiteStore(Leases, Reads, Removals, Whole, Mends, Store):
             record = values(n, no, pause, PAUSE)
             put(PUT_PAUSE if ask.row.version else sqlite_rows.NEW_PAUSE, record)
             size += _bytes(record)
+        sum_of = look.branches_sum
+        if commit.branches:
+            patch = commit.patch
+            sum_of = sqlite_writes.move_branches(conn, n, commit, (patch and patch.branch) or look.branch, sum_of)
+        next_write = look.next_write
+        if commit.writes:
+            next_write, written = sqlite_writes.put(conn, n, commit, next_write)
+            size += written
         head, seq, current = None, look.next_seq, look.branch
         if new is not None:
             head = commit.expect
@@ -342,11 +352,13 @@ class SQLiteStore(Leases, Reads, Removals, Whole, Mends, Store):
                     next_line = max(next_line, line + 1)
                     if new.space == "" and not conn.rows(self._sql["has_branch"], (n,)):
                         current = new.branch  # a task's first branch is its current one
+                    sum_of = sqlite_writes.summed(sum_of, task, new.space, new.branch)
                     put(self._sql["new_branch"], (n, new.space, new.branch, seq, commit.id, line, new.parent_seq))
         _probe.at("commit.row")
         more = new is not None
         counters = (seq + more, next_call, next_pause, next_line, position)
-        put(self._sql["set_task"], (n, *counters, current, int(more), commit.id, now(), branch_sum(task, current)))
+        sums = branch_sum(task, current), next_write, sum_of
+        put(self._sql["set_task"], (n, *counters, current, int(more), commit.id, now(), *sums))
         patch_task(conn, n, task, commit.patch)
         if stage is not None:
             put(self._sql["end_stage"], (stage.k,))

@@ -1,6 +1,6 @@
 """Removing much from a SQLite file in many short transactions, so that no other saver waits for long.
 
-What goes is found out without the lock. Then rows go, a checkpoint always together with its calls and pauses; each transaction
+What goes is found out without the lock. Then rows go, a checkpoint always together with its calls, pauses and writes; each transaction
 looks again at whatever may have changed since. Only then objects are marked, again without the lock, from the rows up to a
 number; each transaction that deletes some of the rest first marks from what has been written since. A kill at any point leaves
 whole checkpoints, and objects that nothing reaches, for the next sweep.
@@ -19,6 +19,7 @@ from safepoint import _probe
 from safepoint.errors import Damaged
 from safepoint.rows import Pruned
 from safepoint.rules import retention
+from safepoint.stores import sqlite_writes
 from safepoint.stores.oslock import LockFile
 from safepoint.stores.sqlite_db import Connection, Database, sql
 from safepoint.stores.sqlite_rows import all_plain, key, names, size_of
@@ -28,7 +29,7 @@ __all__ = ["CallBase", "PauseBase", "all_calls", "live_fence", "prune"]
 PAGE = 2000
 """Rows that are read without letting go of the reading connection."""
 ROWS, OBJECTS = 256, 256
-"""What one transaction deletes: checkpoints with calls and pauses, or objects."""
+"""What one transaction deletes: checkpoints with calls, pauses and writes, or objects."""
 PAUSE = 0.002
 """Seconds between two of them: a process that waits for the lock looks again after at most 0.0015."""
 
@@ -66,6 +67,13 @@ class CallRoot(NamedTuple):
     result_refs: bytes
 
 
+class WriteRoot(NamedTuple):
+    k: int
+    space: str
+    checkpoint: str
+    refs: bytes
+
+
 class Inner(NamedTuple):
     name: bytes
     refs: bytes
@@ -74,7 +82,7 @@ class Inner(NamedTuple):
     k: int
 
 
-REFS: dict[str, Any] = {"roots": Root, "call_roots": CallRoot, "object_sizes": Inner}
+REFS: dict[str, Any] = {"roots": Root, "call_roots": CallRoot, "write_roots": WriteRoot, "object_sizes": Inner}
 
 
 class Stood(NamedTuple):
@@ -103,6 +111,11 @@ class _Found(NamedTuple):
     """(seq, size) by rising seq."""
     calls: dict[int, list[CallBase]]
     pauses: dict[int, list[PauseBase]]
+    space: str
+    ids: dict[int, str]
+    """Of those that go: what is recorded against them goes too."""
+    writes: dict[str, list[int]]
+    """The sizes of those rows, by id; there may be more of them by then."""
 
 
 def all_calls(conn: Connection, n: int) -> list[CallBase]:
@@ -154,6 +167,7 @@ def pruning(
             seqs = [seq for seq, _ in found.gone]
             gone = [c for seq in seqs for c in found.calls.get(seq, ())]
             calls, size = len(gone), sum(s for _, s in found.gone) + sum(c.size for c in gone)
+            size += sum(map(sum, found.writes.values()))
             break
         try:
             for batch in _batches(found):
@@ -167,7 +181,7 @@ def pruning(
     objects = 0
     while sweep:
         mark = _Mark(db, n)
-        yield from mark.look(set(seqs) if dry_run else set())
+        yield from mark.look(set(seqs), (space, set(found.ids.values()))) if dry_run else mark.look(set(), None)
         _probe.at("sweep.marked")
         if dry_run:
             objects, size = len(mark.garbage), size + sum(mark.garbage.values())
@@ -196,19 +210,22 @@ def _look(db: Database, locks: LockFile, n: int, wanted: set[int], space: str) -
         calls = all_calls(conn, n)
         pauses = all_pauses(conn, n)
         live = live_fence(conn, locks, n)
+        sqlite_writes.refuse_short(conn, n)
     if not counters:
-        return _Found({}, None, 0, 0, [], {}, {})
+        return _Found({}, None, 0, 0, [], {}, {}, space, {}, {})
     kept = {seq for row in branches for seq in row[:2]}
     kept |= retention.stood_on([retention.At(*row[2:]) for row in branches], calls, pauses, live)
     first, last = n << 32, (n << 32) | 0xFFFFFFFF
     if wanted:
         first, last = max(first, first + min(wanted) - 1), min(last, first + max(wanted))
-    gone = [
-        (seq, size_of(size))
-        for _, seq, of, pinned, size in _pages(db, "checkpoint_sizes", first, last)
+    rows = [
+        (seq, size_of(size), id)
+        for _, seq, of, pinned, size, id in _pages(db, "checkpoint_sizes", first, last)
         if seq in wanted and of == space and pinned == 0 and seq not in kept
     ]
-    bases = {seq for seq, _ in gone}
+    gone = [(seq, size) for seq, size, _ in rows]
+    ids = {seq: id for seq, _, id in rows}
+    bases = set(ids)
     by_call: dict[int, list[CallBase]] = defaultdict(list)
     by_pause: dict[int, list[PauseBase]] = defaultdict(list)
     for call in calls:
@@ -217,8 +234,14 @@ def _look(db: Database, locks: LockFile, n: int, wanted: set[int], space: str) -
     for pause in pauses:
         if pause.base_seq in bases:
             by_pause[pause.base_seq].append(pause)
+    by_id: dict[str, list[int]] = defaultdict(list)
+    if gone:
+        going = set(ids.values())
+        for _, id, size in _pages(db, "write_sizes", n << 32, (n << 32) | 0xFFFFFFFF, space):
+            if id in going:
+                by_id[id].append(size_of(size))
     next_call, next_pause = counters[0]
-    return _Found(_begins(branches), live, next_call, next_pause, gone, by_call, by_pause)
+    return _Found(_begins(branches), live, next_call, next_pause, gone, by_call, by_pause, space, ids, by_id)
 
 
 def _pages(db: Database, statement: str, first: Any, *more: Any) -> Iterator[tuple[Any, ...]]:
@@ -241,6 +264,7 @@ def _batches(found: _Found) -> Iterator[list[tuple[int, int]]]:
     for seq, size in found.gone:
         batch.append((seq, size))
         weight += 1 + len(found.calls.get(seq, ())) + len(found.pauses.get(seq, ()))
+        weight += len(found.writes.get(found.ids[seq], ()))
         if weight >= ROWS:
             yield batch
             batch, weight = [], 0
@@ -270,9 +294,14 @@ def _drop_rows(
         conn.executemany(st["drop_checkpoint"], [(key(n, seq),) for seq, _ in gone])
         conn.executemany(st["drop_call"], [(key(n, call.no),) for call in calls])
         conn.executemany(st["drop_pause"], [(key(n, p.no),) for seq, _ in gone for p in found.pauses.get(seq, ())])
+        writes: list[tuple[int, int]] = []
+        for seq, _ in gone:  # also those that came since the look
+            writes += conn.rows(st["writes_of"], (n, found.space, found.ids[seq]))
+        conn.executemany(st["drop_write"], [(k,) for k, _ in writes])
         conn.execute(st["dropped"], (n, len(gone)))
         _probe.at("sweep.rows")
-    return [seq for seq, _ in gone], len(calls), sum(size for _, size in gone) + sum(call.size for call in calls)
+    size = sum(size for _, size in gone) + sum(call.size for call in calls) + sum(size_of(s) for _, s in writes)
+    return [seq for seq, _ in gone], len(calls), size
 
 
 # -- objects
@@ -294,8 +323,10 @@ class _Mark:
         """Names that nothing reaches, with the bytes of each."""
         self._order: Iterator[tuple[int, bytes]] = iter(())
 
-    def look(self, without: set[int]) -> Iterator[None]:
-        """Find out what nothing reaches, apart from the checkpoints ``without`` and their calls; a page between two yields."""
+    def look(self, without: set[int], writes: tuple[str, set[str]] | None) -> Iterator[None]:
+        """Find out what nothing reaches, apart from the checkpoints ``without``, their calls, and the writes against these ids of a
+        space; a page between two yields."""
+        of, ids = writes or ("", set())
         db, n = self.db, self.n
         first, last = n << 32, (n << 32) | 0xFFFFFFFF
         with db.reading() as conn:
@@ -311,6 +342,11 @@ class _Mark:
             self.versions[no] = version
             if base_seq not in without:
                 roots.update(names([args_refs or b"", result_refs or b""]))
+            if i % PAGE == 0:
+                yield
+        for i, (_, space, checkpoint, refs) in enumerate(_pages(db, "write_roots", first, last)):
+            if space != of or checkpoint not in ids:
+                roots.update(names([refs]))
             if i % PAGE == 0:
                 yield
         inner: dict[bytes, bytes] = {}
@@ -340,8 +376,8 @@ class _Mark:
                     yield
 
     def _at(self, conn: Connection) -> tuple[tuple[Any, ...], int]:
-        found = conn.rows("SELECT next_seq, next_call, last_commit, sweeps FROM sp_tasks WHERE n = ?", (self.n,))
-        return (tuple(found[0][:3]), found[0][3]) if found else ((0, 0, ""), 0)
+        found = conn.rows("SELECT next_seq, next_write, next_call, last_commit, sweeps FROM sp_tasks WHERE n = ?", (self.n,))
+        return (tuple(found[0][:4]), found[0][4]) if found else ((0, 0, 0, ""), 0)
 
     def delete(self) -> Iterator[None]:
         """Delete the garbage, less what has come to be reached meanwhile.
@@ -379,9 +415,11 @@ class _Mark:
         if now == self.at:
             return
         st, n = sql("sqlite_sweep"), self.n
-        next_seq = self.at[0]
+        next_seq, next_write = self.at[:2]
         last = (n << 32) | 0xFFFFFFFF
         roots = [refs for _, _, refs in conn.rows(st["roots"], (key(n, next_seq - 1), last, -1))]
+        # One that was replaced meanwhile has a number of its own.
+        roots += [refs for *_, refs in conn.rows(st["write_roots"], (key(n, next_write - 1), last, -1))]
         for no, version in conn.rows(st["call_versions"], (n,)):
             if self.versions.get(no) != version:
                 self.versions[no] = version

@@ -11,11 +11,11 @@ import msgspec
 from safepoint import _probe
 from safepoint.errors import Unavailable, UsageError
 from safepoint.rows import Aside, CallRow, CheckpointRow, Image
-from safepoint.stores import refusals, sqlite_walk
+from safepoint.stores import refusals, sqlite_walk, sqlite_writes
 from safepoint.stores.sqlite_db import CommitFailed, Connection, Database
 from safepoint.stores.sqlite_leases import now
 from safepoint.stores.sqlite_rows import CALL, CHECKPOINT, PUT_CALL, PUT_CHECKPOINT, reads, values
-from safepoint.stores.sqlite_schema import branch_sum
+from safepoint.stores.sqlite_schema import branch_sum, branches_sum
 
 if TYPE_CHECKING:
     from safepoint.stores.oslock import LockFile
@@ -91,13 +91,17 @@ class Mends:
                     [(n, b.space, b.name, *b.head, b.line, b.forked_from) for b in image.branches],
                 )
                 conn.execute(
-                    "UPDATE sp_tasks SET branch = ?2, branch_sum = ?3, next_seq = ?4, next_line = ?5, updated_at = ?6,"
+                    "UPDATE sp_tasks SET branch = ?2, branch_sum = ?3, branches_sum = ?7, next_seq = ?4, next_line = ?5, updated_at = ?6,"
                     " sweeps = sweeps + 1,"  # rows of old numbers have come: a sweep under way looks anew
                     " checkpoints = (SELECT count(*) FROM sp_checkpoints WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295),"
                     " calls = (SELECT count(*) FROM sp_calls WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295),"
-                    " pauses = (SELECT count(*) FROM sp_pauses WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295)"
+                    " pauses = (SELECT count(*) FROM sp_pauses WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295),"
+                    " write_rows = (SELECT count(*) FROM sp_writes WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295)"
                     " WHERE n = ?1",
-                    (n, image.row.branch, branch_sum(task, image.row.branch), before.seq + 1, before.line + 1, now()),
+                    (
+                        *(n, image.row.branch, branch_sum(task, image.row.branch), before.seq + 1, before.line + 1, now()),
+                        branches_sum(task, [(b.space, b.name) for b in image.branches]),
+                    ),
                 )
                 _probe.at("repair.before")
             _probe.at("repair.after")
@@ -130,6 +134,8 @@ def _aside(conn: Connection, task: str, n: int, aside: Aside) -> int:
         return _move(conn, "sp_objects", "task = ? AND name = ?", (n, aside.key), what)
     if aside.kind == "branch":
         return _copy(conn, "sp_branches", "task = ? AND space = ? AND name = ?", (n, *aside.key), what)
+    if aside.kind == "write":
+        return _move(conn, "sp_writes", "k = ?", (sqlite_writes.number_of(conn, n, aside.key),), what)
     return _move(conn, f"sp_{aside.kind}s", "k = ?", (n << 32 | aside.key,), what)
 
 

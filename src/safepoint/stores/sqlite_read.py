@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from safepoint.errors import Damaged
 from safepoint.model import Obj
-from safepoint.rows import BranchRow, CallRow, CheckpointRow, Guard, Head, LeaseRow, PauseRow, TaskRow
+from safepoint.rows import BranchRow, CallRow, CheckpointRow, Guard, Head, LeaseRow, PauseRow, TaskRow, WriteRow
 from safepoint.stores import holder as people
-from safepoint.stores import sqlite_rows
+from safepoint.stores import sqlite_rows, sqlite_writes
 from safepoint.stores.sqlite_db import Connection
 from safepoint.stores.sqlite_rescue import rescue
 from safepoint.stores.sqlite_rows import key, reads
-from safepoint.stores.sqlite_schema import branch_sum
+from safepoint.stores.sqlite_schema import branch_sum, branches_sum
 from safepoint.stores.sqlite_witness import At, Watched
 
 if TYPE_CHECKING:
@@ -81,10 +81,10 @@ class Reads(Watched):
         )
         return rows
 
-    def branches(self, task: str, space: str = "") -> list[BranchRow]:
+    def branches(self, task: str, space: str | None = "") -> list[BranchRow]:
         with self._db.reading() as conn:
             at = self._at(conn, task)
-            found = conn.rows(reads()["branches"], (task, space))
+            found = conn.rows(*((reads()["all_branches"], (task,)) if space is None else (reads()["branches"], (task, space))))
         self._compare_at(task, at)
         return [sqlite_rows.branch(row) for row in found]
 
@@ -125,9 +125,11 @@ class Reads(Watched):
         elif number is None:
             found = conn.rows(reads()["head"], (n, space, at.branch if branch is None else branch))
             if not found:
-                # No checkpoint goes without a head on its branch, and no task's own ones without a current branch.
+                # A branch that was dropped leaves checkpoints, for a while; but no task's own ones go without a current branch.
                 wanted = branch if branch is not None or not space else at.branch
-                if conn.rows(reads()["of_branch"], (n, space, wanted)):
+                names = conn.rows(reads()["names_of_branches"], (n,))
+                lost = branches_sum(task, names) != at.branches_sum or (wanted is None and "" in {of for of, _ in names})
+                if lost and conn.rows(reads()["of_branch"], (n, space, wanted)):
                     raise self._unsound(task, "a head of its branches is missing")
                 return None
             number, head = sqlite_rows.plain(Head, found[0])
@@ -156,10 +158,17 @@ class Reads(Watched):
             raise self._short(at.task, "checkpoints", there, at.checkpoints)
 
     def headers(
-        self, task: str, *, space: str = "", branch: str | None = None, before: int | None = None, limit: int | None = None
+        self,
+        task: str,
+        *,
+        space: str | None = "",
+        branch: str | None = None,
+        before: int | None = None,
+        limit: int | None = None,
+        roots: bool = False,
     ) -> list[CheckpointRow]:
         last = MOST if before is None else min(before - 1, MOST)
-        statement = reads()["headers_of_space" if space else "headers"]
+        statement = reads()[("headers_of_space" if space else "headers") + (" with roots" if roots else "")]
         found = []
         with self._db.reading() as conn:
             at = self._at(conn, task)
@@ -171,7 +180,8 @@ class Reads(Watched):
                     if there != at.checkpoints or matching != len(found):
                         raise self._short(task, "checkpoints", min(there, len(found)), at.checkpoints)
         self._compare_at(task, at)
-        return [sqlite_rows.header(row) for row in found]
+        make = sqlite_rows.checkpoint if roots else sqlite_rows.header
+        return [make(row) for row in found]
 
     def calls(
         self,
@@ -217,6 +227,30 @@ class Reads(Watched):
                     raise self._short(task, "pauses", len(found), at.pauses)
         self._compare_at(task, at)
         return [sqlite_rows.pause(row) for row in found]
+
+    def writes(
+        self,
+        task: str,
+        *,
+        space: str | None = "",
+        checkpoints: Iterable[str] | None = None,
+        writer: str | None = None,
+        bodies: bool = True,
+    ) -> tuple[list[WriteRow], Mapping[bytes, Obj]]:
+        wanted = None if checkpoints is None else set(checkpoints)
+        rows: list[WriteRow] = []
+        objects: dict[bytes, Obj] = {}
+        with self._db.reading() as conn:
+            at = self._at(conn, task)
+            if at is not None:
+                for made, there in conn.rows(reads()["count_writes"], (at.n,)):  # a lost one would be work that is done again
+                    if made not in {there, None}:
+                        raise self._short(task, "writes", there, made)
+                rows = sqlite_writes.rows(conn, at.n, space, wanted, writer)
+                if bodies:
+                    objects = _closure(conn, at.n, [row.refs for row in rows])
+        self._compare_at(task, at)
+        return rows, objects
 
     def lease(self, task: str) -> LeaseRow | None:
         with self._db.reading() as conn:

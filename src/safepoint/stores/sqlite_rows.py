@@ -25,7 +25,7 @@ PAUSE = (
     "no", "line", "step", "space", "name", "occurrence", "call_no", "base_seq", "status", "asked_at", "answered_at", "version",
     "seal", "question", "answer",
 )  # fmt: skip
-
+WRITE = ("space", "checkpoint", "writer", "idx", "path", "seal", "refs", "data")
 
 MOST = (1 << 32) - 1
 
@@ -55,9 +55,11 @@ GET_PAUSES = f"SELECT {', '.join(PAUSE)} FROM sp_pauses WHERE k BETWEEN ?1 << 32
 
 @cache
 def reads() -> dict[str, str]:
-    return {
+    found = {
         name: text.replace("{call}", ", ".join(CALL)).replace("{header}", _HEADER) for name, text in sql("sqlite_read").items()
     }
+    rooted = {f"{name} with roots": text.replace(_HEADER, f"{_HEADER}, refs, root") for name, text in found.items()}
+    return found | {name: text for name, text in rooted.items() if name.startswith("headers")}
 
 
 def key(n: int, number: int) -> int:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import secrets
 import zlib
+from collections import defaultdict
+from collections.abc import Iterable
 from importlib import resources
 from typing import TYPE_CHECKING
 
@@ -20,16 +22,21 @@ from safepoint.errors import Damaged, NewerFormat
 if TYPE_CHECKING:
     from safepoint.stores.sqlite_db import Connection
 
-__all__ = ["APPLICATION_ID", "SCHEMA", "branch_sum", "prepare"]
+__all__ = ["APPLICATION_ID", "SCHEMA", "branch_sum", "branches_sum", "prepare"]
 
 APPLICATION_ID = 0x53504E54  # "SPNT"
-SCHEMA = 2
+SCHEMA = 3
 PAGE = 8192
 
 
 def branch_sum(task: str, branch: str) -> int:
     """What sp_tasks keeps beside the name of the current branch."""
     return zlib.crc32(f"{task}\0{branch}".encode())
+
+
+def branches_sum(task: str, branches: Iterable[tuple[str, str]]) -> int:
+    """What sp_tasks keeps of the spaces and names of all branches."""
+    return sum([zlib.crc32(f"{task}\0{space}\0{name}".encode()) for space, name in branches]) & 0xFFFFFFFF
 
 
 def prepare(conn: Connection, path: str) -> str:
@@ -68,15 +75,17 @@ def _migrated(conn: Connection, path: str, skip: set[str]) -> bool:
         if version < 2:
             _step(conn, 2)
             conn.execute("INSERT INTO sp_meta VALUES ('store', ?)", (secrets.token_hex(16),))
-            for kind in ("tasks", "calls", "pauses"):
-                try:
-                    _count(conn, kind, kind not in skip)
-                except apsw.CorruptError:
-                    if kind in skip:
-                        raise
-                    skip.add(kind)
-                    conn.execute("ROLLBACK")
-                    return False
+        if version < 3:
+            _step(conn, 3)
+        for kind in (*(("tasks", "calls", "pauses") if version < 2 else ()), *(("branches",) if version < 3 else ())):
+            try:
+                _count(conn, kind, kind not in skip)
+            except apsw.CorruptError:
+                if kind in skip:
+                    raise
+                skip.add(kind)
+                conn.execute("ROLLBACK")
+                return False
         if version < SCHEMA:
             conn.execute("UPDATE sp_meta SET value = ? WHERE key = 'schema'", (SCHEMA,))
             if _is_ours(conn):
@@ -102,6 +111,18 @@ def _count(conn: Connection, kind: str, readable: bool) -> None:
         found = conn.rows("SELECT n, task, branch FROM sp_tasks") if readable else []
         conn.executemany("UPDATE sp_tasks SET branch_sum = ? WHERE n = ?", [(branch_sum(*names), n) for n, *names in found])
         conn.execute("UPDATE sp_meta SET value = ? WHERE key = 'tasks'", (len(found) if readable else None,))
+    elif kind == "branches":
+        found = (
+            conn.rows("SELECT t.n, t.task, b.space, b.name FROM sp_tasks t JOIN sp_branches b ON b.task = t.n")
+            if readable
+            else []
+        )
+        names: dict[tuple[int, str], list[tuple[str, str]]] = defaultdict(list)
+        for n, task, *name in found:
+            names[n, task].append((name[0], name[1]))
+        conn.execute("UPDATE sp_tasks SET branches_sum = ?", (0 if readable else None,))
+        sums = [(branches_sum(task, of), n) for (n, task), of in names.items()]
+        conn.executemany("UPDATE sp_tasks SET branches_sum = ? WHERE n = ?", sums)
     elif readable:
         found = conn.rows(f"SELECT k >> 32, count(*) FROM sp_{kind} GROUP BY k >> 32")
         conn.executemany(f"UPDATE sp_tasks SET {kind} = ?2 WHERE n = ?1", found)

@@ -18,7 +18,7 @@ from safepoint.errors import Damaged, SafepointError, Unavailable
 from safepoint.model import Obj
 from safepoint.rows import CheckpointRow, Pruned
 from safepoint.rules import retention
-from safepoint.stores import sqlite_bigsweep, sqlite_rows
+from safepoint.stores import sqlite_bigsweep, sqlite_rows, sqlite_writes
 from safepoint.stores.oslock import LockFile
 from safepoint.stores.sound import Flaw, find, wrong
 from safepoint.stores.sqlite_db import CommitFailed, Connection, Database, sql
@@ -173,13 +173,17 @@ def _prune(conn: Connection, locks: LockFile, n: int, wanted: set[int], space: s
     pauses = sqlite_bigsweep.all_pauses(conn, n)
     branches = sqlite_bigsweep.all_branches(conn, n)
     kept = {seq for row in branches for seq in row[:2]}
-    kept.update(seq for seq, _, pinned, _, _ in checkpoints if pinned != 0)
+    kept.update(seq for seq, _, pinned, _, _, _ in checkpoints if pinned != 0)
     live = sqlite_bigsweep.live_fence(conn, locks, n)
     kept |= retention.stood_on([retention.At(*row[2:]) for row in branches], calls, pauses, live)
     gone = [row for row in checkpoints if row[0] in wanted and row[1] == space and row[0] not in kept]
     bases = {row[0] for row in gone}
     gone_calls = [row for row in calls if row.base_seq in bases]
     gone_pauses = [row for row in pauses if row.base_seq in bases]
+    ids = {row[5] for row in gone}
+    sqlite_writes.refuse_short(conn, n)
+    writes = all_plain(_Write, conn.rows(st["writes"], (n,)))
+    gone_writes = [row for row in writes if row.space == space and row.checkpoint in ids]
 
     garbage: list[_Object] = []
     if sweep:
@@ -187,6 +191,7 @@ def _prune(conn: Connection, locks: LockFile, n: int, wanted: set[int], space: s
         for base_seq, *refs in conn.rows(st["call_refs"], (n,)):
             if base_seq not in bases:
                 roots += refs
+        roots += [row.refs for row in writes if row.space != space or row.checkpoint not in ids]
         objects = all_plain(_Object, conn.rows(st["objects"], (n,)))
         staged = {k for (k,) in conn.rows("SELECT k FROM sp_stages WHERE n = ?", (n,))}
         garbage = _unreached(objects, roots, staged)
@@ -195,11 +200,20 @@ def _prune(conn: Connection, locks: LockFile, n: int, wanted: set[int], space: s
     conn.executemany(st["drop_checkpoint"], [(key(n, row[0]),) for row in gone])
     conn.executemany(st["drop_call"], [(key(n, row.no),) for row in gone_calls])
     conn.executemany(st["drop_pause"], [(key(n, row.no),) for row in gone_pauses])
+    conn.executemany(st["drop_write"], [(row.k,) for row in gone_writes])
     conn.executemany(st["drop_object"], [(row[0],) for row in garbage])
     conn.execute(st["swept"], (n, len(gone)))
-    size = sum(size_of(row[4]) for row in gone) + sum(row.size for row in gone_calls)
+    size = sum(size_of(row[4]) for row in gone) + sum(row.size for row in gone_calls) + sum(row.size for row in gone_writes)
     size += sum(16 + size_of(row[4]) + len(row[2]) for row in garbage)
     return Pruned(tuple(row[0] for row in gone), len(gone_calls), len(garbage), size)
+
+
+class _Write(NamedTuple):
+    k: int
+    space: str
+    checkpoint: str
+    refs: bytes
+    size: int
 
 
 class _Object(NamedTuple):
@@ -273,7 +287,7 @@ def drop_task(conn: Connection, n: int) -> None:
 
 
 def _range(table: str) -> str:
-    by_key = table in {"checkpoints", "calls", "pauses"}
+    by_key = table in {"checkpoints", "calls", "pauses", "writes"}
     return "k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295" if by_key else "task = ?1"
 
 
@@ -286,7 +300,7 @@ def drop_dead_stages(conn: Connection, locks: LockFile, n: int | None = None) ->
         if not locks.is_held(byte):
             conn.execute("DELETE FROM sp_stages WHERE k = ?", (k,))
             nobody = "NOT EXISTS (SELECT 1 FROM sp_tasks WHERE n = ?1) AND NOT EXISTS (SELECT 1 FROM sp_stages WHERE n = ?1)"
-            for table in ("objects", "checkpoints", "calls", "pauses", "branches"):  # a whole task has all of these
+            for table in ("objects", "checkpoints", "calls", "pauses", "writes", "branches"):  # a whole task has all of these
                 conn.execute(f"DELETE FROM sp_{table} WHERE {_range(table)} AND {nobody}", (number,))
 
 

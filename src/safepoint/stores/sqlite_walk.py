@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from safepoint.errors import Damaged
 from safepoint.model import Obj
 from safepoint.rows import BranchRow, CallRow, CheckpointRow, Head, Lost, Numbers, Part, PauseRow, TaskRow, fitting, replace
-from safepoint.stores import sqlite_rows
+from safepoint.stores import sqlite_rows, sqlite_writes
 from safepoint.stores.sqlite_pages import ROWS, Gap, page, scan
 from safepoint.stores.sqlite_rows import CALL, CHECKPOINT, PAUSE, reads
+from safepoint.stores.sqlite_schema import branches_sum
 
 if TYPE_CHECKING:
     from safepoint.stores.sqlite_db import Database
@@ -50,8 +51,10 @@ def walk(db: Database, task: str) -> Iterator[Part]:
                 last = {"checkpoint": part.seq, "call": part.call, "pause": part.pause}
             yield part
     yield from _branches(db, n)
+    yield from _unnamed(db, task, n)
     for kind in KINDS:
         yield from _keyed(db, kind, n, last.get(kind))
+    yield from sqlite_writes.walk(db, n)
     yield from _objects(db, n)
 
 
@@ -223,6 +226,18 @@ def _branches(db: Database, n: int) -> Iterator[Part]:
     to = f" and before {rows[-1][1]!r}" if rows else ""
     yield Lost("branches", f"sp_branches, task {n}, after {at[1]!r}{to}", why, kind="branch")
     yield from map(_branch, reversed(rows))
+
+
+def _unnamed(db: Database, task: str, n: int) -> Iterator[Lost]:
+    """Branches that are lost, or go by another name, without a word."""
+    try:
+        with db.reading() as conn:
+            found = conn.rows("SELECT branches_sum FROM sp_tasks WHERE n = ?", (n,))
+            names = conn.rows(reads()["names_of_branches"], (n,))
+    except (Damaged, UnicodeDecodeError):
+        return  # it has been said what cannot be read
+    if found and found[0][0] is not None and found[0][0] != branches_sum(task, names):
+        yield Lost("branches", f"sp_branches, task {n}", "they are not those that the task's row sums up", kind="branch")
 
 
 def _branch_page(db: Database, statement: str, given: tuple[Any, ...]) -> tuple[list[Any], str | None]:
@@ -399,7 +414,7 @@ OWNED = {
     "sp_objects": "task",
     "sp_calls": "k",
     "sp_pauses": "k",
-    "sp_writes": "task",
+    "sp_writes": "k",
     "sp_leases": "task",
     "sp_outbox": "task",
 }  # fmt: skip
@@ -473,6 +488,8 @@ def place(db: Database, task: str, kind: str, key: Any) -> str:
             if kind == "object":
                 found = conn.rows("SELECT k FROM sp_objects INDEXED BY sp_objects_name WHERE task = ? AND name = ?", (n, key))
                 return f"sp_objects, row {found[0][0]}" if found else f"sp_objects, task {n}"
+            if kind == "write":
+                return sqlite_writes.where_is(conn, n, key)
             if kind == "branch":
                 return f"sp_branches, task {n}, {key[0]!r}, {key[1]!r}"
     except (Damaged, UnicodeDecodeError):

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from safepoint import _probe
 from safepoint.errors import SafepointError, Unavailable
 from safepoint.rows import Image, Lost, Numbers, Part
-from safepoint.stores import sqlite_sweep, sqlite_walk, whole
+from safepoint.stores import sqlite_sweep, sqlite_walk, sqlite_writes, whole
 from safepoint.stores.sqlite_db import CommitFailed, Connection, sql
 from safepoint.stores.sqlite_rows import CALL, CHECKPOINT, PAUSE, PUT_CALL, PUT_CHECKPOINT, PUT_PAUSE, reads, values
-from safepoint.stores.sqlite_schema import branch_sum
+from safepoint.stores.sqlite_schema import branch_sum, branches_sum
 from safepoint.stores.sqlite_walk import BRANCHES, KINDS, MOST, TASK_FIELDS
 from safepoint.stores.sqlite_witness import At, Watched
 
@@ -147,6 +147,9 @@ class Whole(Watched):
         )
 
 
+_WRITES = "SELECT space, checkpoint, writer, idx, seal FROM sp_writes WHERE k BETWEEN ? AND ?"
+
+
 def _facts(conn: Connection, n: int) -> whole.Facts:
     span = (n << 32, n << 32 | MOST)
     return whole.Facts(
@@ -155,6 +158,7 @@ def _facts(conn: Connection, n: int) -> whole.Facts:
             for kind, (_, _, _, number) in KINDS.items()
         ),
         frozenset(conn.rows(BRANCHES + " WHERE task = ?", (n,))),  # type: ignore[call-arg]
+        frozenset(conn.rows(_WRITES, span)),
     )
 
 
@@ -177,6 +181,8 @@ def _records(image: Image, n: int, k: int) -> Iterator[tuple[str, tuple[Any, ...
         yield PUT_CALL, values(n, call.no, call, CALL)
     for pause in image.pauses:
         yield PUT_PAUSE, values(n, pause.no, pause, PAUSE)
+    for number, write in enumerate(image.writes, 1):
+        yield sqlite_writes.PUT, sqlite_writes.record(n, number, write)
     for b in image.branches:
         yield _BRANCH, (n, b.space, b.name, *b.head, b.line, b.forked_from)
 
@@ -196,7 +202,7 @@ def _batches(records: Iterable[tuple[str, tuple[Any, ...]]]) -> Iterator[dict[st
 
 def _put_task(conn: Connection, n: int, image: Image) -> None:
     row, last = image.row, image.numbers
-    # The triggers that count calls and pauses found no row of the task to count in.
+    # The triggers that count calls, pauses and writes found no row of the task to count in.
     record = {
         "n": n,
         **{name: getattr(row, name) for name in TASK_FIELDS},
@@ -208,7 +214,10 @@ def _put_task(conn: Connection, n: int, image: Image) -> None:
         "position": last.position + 1,
         "calls": len(image.calls),
         "pauses": len(image.pauses),
+        "next_write": len(image.writes) + 1,
+        "write_rows": len(image.writes),
         "branch_sum": branch_sum(row.task, row.branch),
+        "branches_sum": branches_sum(row.task, [(b.space, b.name) for b in image.branches]),
     }
     conn.execute(f"INSERT INTO sp_tasks ({', '.join(record)}) VALUES ({', '.join('?' * len(record))})", tuple(record.values()))
     if row.input:

@@ -13,7 +13,7 @@ from safepoint.model import Finding
 from safepoint.stores import witness
 from safepoint.stores.sqlite_db import CommitFailed, Connection
 from safepoint.stores.sqlite_rows import all_plain, plain, reads
-from safepoint.stores.sqlite_schema import branch_sum
+from safepoint.stores.sqlite_schema import branch_sum, branches_sum
 from safepoint.stores.witness import Slot, Witness, behind
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class At(NamedTuple):
     checkpoints: int
     calls: int | None
     pauses: int | None
+    branches_sum: int | None
 
 
 class _Known(NamedTuple):
@@ -121,7 +122,8 @@ class Watched:
                     conn.execute(st["accept_numbers"], (at.n, *old[1:3], *old[4:8]))
                     conn.execute(st["accept_fence"], (at.n, old.fence))
                     conn.execute(st["accept_fence_floor"], (old.fence,))
-                    conn.execute(st["accept_counts"], (at.n, branch_sum(at.task, at.branch)))
+                    all_of = conn.rows(st["names_of_branches"], (at.n,))
+                    conn.execute(st["accept_counts"], (at.n, branch_sum(at.task, at.branch), branches_sum(at.task, all_of)))
                     slot = self._slot(conn, at.n)
         except CommitFailed as failed:
             raise failed.cause from failed

@@ -2,7 +2,8 @@
 
 -- Three statements and not one with joins: SQLite prepares such a one anew at each call, which takes five times as long.
 -- name: look
-SELECT n, next_seq, next_call, next_pause, next_line, position, branch, last_commit, created_at, writes
+SELECT n, next_seq, next_call, next_pause, next_line, next_write, position, branch, branches_sum, last_commit, created_at,
+    writes
 FROM sp_tasks WHERE task = ?
 
 -- name: look_lease
@@ -16,6 +17,9 @@ SELECT seq, branch, parent_seq, digest FROM sp_checkpoints WHERE task = ? AND sp
 
 -- name: id_at
 SELECT id FROM sp_checkpoints WHERE k = ?
+
+-- name: id_and_space_at
+SELECT id, space FROM sp_checkpoints WHERE k = ?
 
 -- name: has_branch
 SELECT 1 FROM sp_branches WHERE task = ? AND space = '' LIMIT 1
@@ -33,7 +37,7 @@ RETURNING n
 -- name: set_task
 UPDATE sp_tasks SET next_seq = ?2, next_call = ?3, next_pause = ?4, next_line = ?5, position = ?6, branch = ?7,
     checkpoints = checkpoints + ?8, last_commit = ?9, updated_at = ?10, branch_sum = ?11,
-    writes = writes + 1
+    writes = writes + 1, next_write = ?12, branches_sum = ?13
 WHERE n = ?1
 
 -- name: patch_task
@@ -58,6 +62,12 @@ INSERT INTO sp_branches (task, space, name, head_seq, head_id, line, forked_from
 
 -- name: move_branch
 UPDATE sp_branches SET head_seq = ?4, head_id = ?5 WHERE task = ?1 AND space = ?2 AND name = ?3
+
+-- name: drop_branch
+DELETE FROM sp_branches WHERE task = ? AND space = ? AND name = ?
+
+-- name: drop_write
+DELETE FROM sp_writes WHERE task = ? AND space = ? AND checkpoint = ? AND writer = ? AND idx = ?
 
 -- name: lease
 SELECT t.n, l.fence, l.token, l.lease_id, l.locks, l.state, l.holder, l.acquired_at, l.presumed, t.created_at, t.writes

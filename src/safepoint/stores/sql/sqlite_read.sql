@@ -17,6 +17,10 @@ LEFT JOIN sp_inputs i ON i.task = t.n
 SELECT b.space, b.name, b.head_seq, b.head_id, b.line, b.forked_from
 FROM sp_branches b JOIN sp_tasks t ON t.n = b.task WHERE t.task = ? AND b.space = ? ORDER BY b.name
 
+-- name: all_branches
+SELECT b.space, b.name, b.head_seq, b.head_id, b.line, b.forked_from
+FROM sp_branches b JOIN sp_tasks t ON t.n = b.task WHERE t.task = ? ORDER BY b.space, b.name
+
 -- name: number
 SELECT n FROM sp_tasks WHERE task = ?
 
@@ -41,19 +45,26 @@ ORDER BY k DESC LIMIT ?4
 
 -- name: headers
 SELECT {header} FROM sp_checkpoints
-WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | ?2 AND space = ?3 AND (?4 IS NULL OR branch = ?4) ORDER BY k DESC LIMIT ?5
+WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | ?2 AND (?3 IS NULL OR space = ?3) AND (?4 IS NULL OR branch = ?4) ORDER BY k DESC LIMIT ?5
 
 -- name: headers_of_space
 SELECT {header} FROM sp_checkpoints
 WHERE task = ?1 AND space = ?3 AND space != '' AND seq <= ?2 AND (?4 IS NULL OR branch = ?4) ORDER BY seq DESC LIMIT ?5
 
+-- By the index, as they are found by it.
+-- name: count_writes
+SELECT write_rows, (SELECT count(*) FROM sp_writes INDEXED BY sp_writes_key WHERE task = ?1) FROM sp_tasks WHERE n = ?1
+
 -- What is compared with the witness and with the counts.
 
 -- name: at
-SELECT n, task, created_at, writes, branch, branch_sum, checkpoints, calls, pauses FROM sp_tasks WHERE task = ?
+SELECT n, task, created_at, writes, branch, branch_sum, checkpoints, calls, pauses, branches_sum FROM sp_tasks WHERE task = ?
 
 -- name: head
 SELECT head_seq, head_id FROM sp_branches WHERE task = ? AND space = ? AND name = ?
+
+-- name: names_of_branches
+SELECT space, name FROM sp_branches WHERE task = ?
 
 -- name: of_branch
 SELECT 1 FROM sp_checkpoints
@@ -73,7 +84,7 @@ SELECT count(DISTINCT seq), coalesce(max(seq = ?2), 0) FROM sp_checkpoints
 WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295 AND task = ?1
 
 -- name: count_headers
-SELECT count(DISTINCT seq), count(DISTINCT iif(seq <= ?2 AND (space = ?3 OR typeof(space) != 'text')
+SELECT count(DISTINCT seq), count(DISTINCT iif(seq <= ?2 AND (?3 IS NULL OR space = ?3 OR typeof(space) != 'text')
     AND (?4 IS NULL OR branch = ?4 OR typeof(branch) != 'text'), seq, NULL))
 FROM sp_checkpoints WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295 AND task = ?1
 
@@ -116,5 +127,6 @@ UPDATE sp_tasks SET
     checkpoints = (SELECT count(*) FROM sp_checkpoints WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295),
     calls = (SELECT count(*) FROM sp_calls WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295),
     pauses = (SELECT count(*) FROM sp_pauses WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295),
-    branch_sum = ?2
+    write_rows = (SELECT count(*) FROM sp_writes WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295),
+    branch_sum = ?2, branches_sum = ?3
 WHERE n = ?1

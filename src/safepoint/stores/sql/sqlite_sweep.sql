@@ -1,7 +1,7 @@
 -- What removes.
 
 -- name: checkpoints
-SELECT seq, space, pinned, refs, length(root) + length(metadata) + length(metrics) + length(refs) + length(id)
+SELECT seq, space, pinned, refs, length(root) + length(metadata) + length(metrics) + length(refs) + length(id), id
 FROM sp_checkpoints WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295
 
 -- name: branches
@@ -19,6 +19,11 @@ SELECT base_seq, args_refs, result_refs FROM sp_calls WHERE k BETWEEN ?1 << 32 A
 -- name: pauses
 SELECT no, base_seq, line, step, status FROM sp_pauses WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295
 
+-- name: writes
+SELECT k, space, checkpoint, refs,
+    length(data) + length(refs) + length(space) + length(checkpoint) + length(writer) + length(path)
+FROM sp_writes WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295
+
 -- name: objects
 SELECT k, name, refs, stage, length(data) FROM sp_objects WHERE task = ?
 
@@ -30,6 +35,9 @@ DELETE FROM sp_calls WHERE k = ?
 
 -- name: drop_pause
 DELETE FROM sp_pauses WHERE k = ?
+
+-- name: drop_write
+DELETE FROM sp_writes WHERE k = ?
 
 -- name: drop_object
 DELETE FROM sp_objects WHERE k = ?
@@ -57,13 +65,14 @@ UPDATE sp_checkpoints SET pinned = ?2 WHERE k = ?1 AND space = ?3
 SELECT (SELECT count(*) FROM (SELECT 1 FROM sp_objects WHERE task = ?1 LIMIT ?2))
     + (SELECT count(*) FROM (SELECT 1 FROM sp_checkpoints WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295 LIMIT ?2))
     + (SELECT count(*) FROM (SELECT 1 FROM sp_calls WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295 LIMIT ?2))
+    + (SELECT count(*) FROM (SELECT 1 FROM sp_writes WHERE k BETWEEN ?1 << 32 AND ?1 << 32 | 4294967295 LIMIT ?2))
 
 -- name: live_objects
 SELECT count(*) FROM sp_objects WHERE task = (SELECT n FROM sp_tasks WHERE task = ?)
 
 -- For large sweeps. Those with a LIMIT are read in pages, by their first column.
 -- name: checkpoint_sizes
-SELECT k, seq, space, pinned, length(root) + length(metadata) + length(metrics) + length(refs) + length(id)
+SELECT k, seq, space, pinned, length(root) + length(metadata) + length(metrics) + length(refs) + length(id), id
 FROM sp_checkpoints WHERE k > ?1 AND k <= ?2 ORDER BY k LIMIT ?3
 
 -- name: roots
@@ -71,6 +80,17 @@ SELECT k, seq, refs FROM sp_checkpoints WHERE k > ?1 AND k <= ?2 ORDER BY k LIMI
 
 -- name: call_roots
 SELECT k, no, version, base_seq, args_refs, result_refs FROM sp_calls WHERE k > ?1 AND k <= ?2 ORDER BY k LIMIT ?3
+
+-- name: write_roots
+SELECT k, space, checkpoint, refs FROM sp_writes WHERE k > ?1 AND k <= ?2 ORDER BY k LIMIT ?3
+
+-- name: write_sizes
+SELECT k, checkpoint, length(data) + length(refs) + length(space) + length(checkpoint) + length(writer) + length(path)
+FROM sp_writes WHERE k > ?1 AND k <= ?2 AND space = ?3 ORDER BY k LIMIT ?4
+
+-- name: writes_of
+SELECT k, length(data) + length(refs) + length(space) + length(checkpoint) + length(writer) + length(path)
+FROM sp_writes WHERE task = ? AND space = ? AND checkpoint = ?
 
 -- name: object_sizes
 SELECT name, refs, stage, length(data), k FROM sp_objects WHERE task = ?2 AND name > ?1 ORDER BY name LIMIT ?3
