@@ -18,6 +18,7 @@ from safepoint.checkpointer import Checkpointer, open
 from safepoint.codec.kinds import MissingMember
 from safepoint.codec.registry import register
 from safepoint.codec.resource import Resource
+from safepoint.codec.sdk import wire
 from safepoint.doctoring import Doctor
 from safepoint.errors import (
     AlreadyAnswered,
@@ -156,6 +157,7 @@ __all__ = [
     "tool",
 ]
 
+    "wire",
 _ASYNC = frozenset({"AsyncCheckpointer", "AsyncRun", "open_async", "run_agent_async"})
 
 

@@ -434,7 +434,18 @@ GOLDEN_SINCE: dict[str, str] = {
     "np_complex": "np.complex64(1j)",
     "np_datetime": "np.datetime64('2024-02-29T01', 'h')",
     "np_void": "np.zeros(1, [('a', '>i2'), ('b', 'S2')])[0]",
+    "sdk_openai": "sdk_message({'role': 'assistant', 'content': None, 'x': [1, 1.0]})",
+    "sdk_parsed": "sdk_message({'role': 'assistant', 'content': '1'}, parsed=(1,))",
 }
+
+
+def sdk_message(fields: dict[str, Any], **beside: Any) -> Any:
+    """A message of the OpenAI SDK, which takes its time to import. ``beside``: what it holds and does not send."""
+    from openai.types.chat import ChatCompletionMessage, ParsedChatCompletionMessage
+
+    value = (ParsedChatCompletionMessage if beside else ChatCompletionMessage).model_validate(fields)
+    vars(value).update(beside)
+    return value
 
 
 def golden(name: str) -> Any:

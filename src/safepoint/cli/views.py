@@ -207,6 +207,8 @@ def state(screen: Screen, data: Facts) -> None:
 
 def _message(screen: Screen, i: int, message: Any) -> None:
     """A chat message in the shape of OpenAI or Anthropic as text, anything else as data."""
+    if isinstance(message, dict) and message.get("$type") == "sdk":  # an object of their SDKs, in wire form
+        message = message["value"]
     role = message.get("role") if isinstance(message, dict) else None
     if not isinstance(role, str):
         screen.line(f"[{i}]", "cyan")

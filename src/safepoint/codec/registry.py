@@ -20,7 +20,7 @@ import msgspec
 
 from safepoint.errors import RefusedType, UsageError
 
-__all__ = ["BUILTINS", "BUILTIN_NAMES", "GLOBAL", "MissingPolicy", "Registry", "register", "shape_of"]
+__all__ = ["BUILTINS", "BUILTIN_NAMES", "GLOBAL", "MissingPolicy", "Registry", "register", "sdk_of", "shape_of"]
 
 C = TypeVar("C", bound=type)
 
@@ -40,6 +40,18 @@ _STRUCTS = type(msgspec.Struct)
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: set for every class made by a class statement
 
 
+#: Where the SDKs whose objects need no registration declare their types, by package.
+_SDKS = {"openai": "openai.types", "anthropic": "anthropic.types"}
+
+
+def sdk_of(where: type | str) -> str | None:
+    """The SDK among whose types a class, or a module of that name, is: ``"openai"``, ``"anthropic"`` or None."""
+    module = where if isinstance(where, str) else where.__module__
+    package = module.partition(".")[0]
+    types = _SDKS.get(package)
+    return package if types is not None and (module == types or module.startswith(types + ".")) else None
+
+
 def shape_of(cls: type) -> str | None:
     """The way instances of a user class are taken apart: the tag of its row in the type table, or None if there is no way."""
     if issubclass(cls, Enum):
@@ -49,7 +61,7 @@ def shape_of(cls: type) -> str | None:
         return "namedtuple" if isinstance(fields, tuple) and _written_in_python(cls, tuple) else None
     base = pydantic_base()
     if base is not None and issubclass(cls, base):
-        return "pydantic"
+        return "pydantic" if sdk_of(cls) is None else "sdk"
     if is_dataclass(cls) and _written_in_python(cls):
         return "dataclass"
     if isinstance(cls, _STRUCTS):
@@ -141,6 +153,8 @@ class Registry:
 
     def name_of(self, cls: type) -> str | None:
         """The name that ``cls`` is stored under; None if it is neither registered nor trusted."""
+        if sdk_of(cls) is not None and shape_of(cls) == "sdk":
+            return _full_name((getattr(cls, "__pydantic_generic_metadata__", None) or {}).get("origin") or cls)
         name = self._names.get(cls) or (self._parent.name_of(cls) if self._parent else None)
         if name is None and (name := self._parametrised_name(cls) or self._trusted_name(cls)) is not None:
             self._names[cls] = name  # for speed only: what is trusted, and what a parameter is called, never changes
@@ -169,6 +183,17 @@ class Registry:
                 if found is not None and _full_name(found) != name:
                     found = None  # something that the module imported from elsewhere, which nobody has trusted
         return found
+
+    def sdk_class(self, name: str) -> type | None:
+        """The class of an SDK that was stored under ``name``; None if the SDK that is installed has none. Its module is imported."""
+        module, _, qualname = name.partition(":")
+        if len(name) > _MAX_NAME or sdk_of(module) is None:
+            return None
+        try:
+            found = _find(module, qualname)
+        except RefusedType:  # no such module in this version
+            return None
+        return found if found is not None and _full_name(found) == name else None
 
     def _trusts(self, module: str) -> bool:
         return any(module == each or module.startswith(each + ".") for each in self._trust)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import IOBase
 from types import NoneType
 from typing import Any, NoReturn
 
@@ -35,6 +36,7 @@ from safepoint.codec.kinds import (
     type_name,
 )
 from safepoint.codec.registry import Registry, shape_of
+from safepoint.codec.sdk import SDK_KINDS
 from safepoint.errors import Damaged, InvalidState, NewerFormat, RefusedType, SafepointError, UsageError
 
 __all__ = [
@@ -269,7 +271,7 @@ def _missing(value: MissingMember, depth: int, registry: Registry) -> Ext:
     return _ext(KINDS["enum"], name, value.stored, value, depth, registry)
 
 
-_CLASS_WALKERS = {kind.tag: _walker_of(kind) for kind in (*CLASS_KINDS, *ARRAY_KINDS)}
+_CLASS_WALKERS = {kind.tag: _walker_of(kind) for kind in (*CLASS_KINDS, *ARRAY_KINDS, *SDK_KINDS)}
 _GENERAL_DICT = _walker_of(KINDS["dict"])
 _PAYLOAD_WALKERS: dict[type, Callable[[Any, int, Registry], Any]] = {
     **dict.fromkeys(_AS_THEY_ARE, _same),
@@ -312,9 +314,11 @@ def _unsupported(cls: type) -> Fault:
     why = f"the type {type_name(cls)} cannot be stored"
     if base is not None:
         why = f"the type {type_name(cls)} would be lost: it is a subclass of {type_name(base)}"
-    return Fault(
-        RefusedType, why, "Store what it stands for as a dataclass or a built-in type (docs/types.md)", type=type_name(cls)
-    )
+    remedy = "Store what it stands for as a dataclass or a built-in type (docs/types.md)"
+    if issubclass(cls, IOBase):
+        why += ": what it holds is there for the first request that reads it, and for no other"
+        remedy = "Read it once, and store what was read: bytes, or for a request the base64 text"
+    return Fault(RefusedType, why, remedy, type=type_name(cls))
 
 
 def _raise(fault: Fault, path: str, value: object, verb: str) -> NoReturn:
