@@ -9,9 +9,10 @@ from safepoint.model import Obj, new_id
 from safepoint.rows import CallWrite, Commit, Lost, replace
 from safepoint.stores.url import open_store
 from safepoint.testing import Place, Remote, StoreMachine, run_machine
-from safepoint.testing.build import obj, tree
+from safepoint.testing.build import Writer, obj, tree, write_row
 from safepoint.testing.drive import end_processes
 from safepoint.testing.removal import RemovalTests, chain
+from safepoint.testing.writes import WriteTests
 from tests.support import sweeping
 from tests.support.servers import fresh_postgres_url
 from tests.support.sweeping_postgres import SIZES, always_large
@@ -32,7 +33,7 @@ def store(monkeypatch, large):
     store.close()
 
 
-class TestRemovalInManySteps(RemovalTests):
+class TestRemovalInManySteps(RemovalTests, WriteTests):
     """``store`` is that of the module."""
 
 
@@ -55,6 +56,7 @@ def number(store, task):
 @pytest.mark.parametrize("large", [False, True])
 def test_a_large_task_is_gone_at_once_and_its_rows_follow(store):
     writer = chain(store, 5)
+    writer.record(*(write_row(f"c{i}") for i in range(5)))
     writer.call()
     writer.pause()
     n = number(store, "task")
@@ -86,10 +88,11 @@ def test_work_that_is_left_at_a_yield_goes_on_with_the_next(store):
 
 
 def test_what_is_saved_between_two_steps_of_a_sweep_stays(store):
-    """Also where it is garbage that was found and comes again, below something new or through a call that was there."""
+    """Also where it is garbage that was found and comes again, below something new, or through a write or a call that was there."""
     for steps in range(40):
         task = f"task {steps}"
         writer = chain(store, 4, task)
+        writer.record(write_row("never", idx=-1))
         call = writer.call(status="started")
         old = tree(f"{task}1")
         work = store.pruning(task, [1, 2, 3])
@@ -97,6 +100,8 @@ def test_what_is_saved_between_two_steps_of_a_sweep_stays(store):
             next(work, None)
         page = obj(b"a new page over what was there", *old[1:])
         writer.save(page, objects=[page, *old[1:]], row={"step": 9})
+        again = tree(f"{task}0")
+        writer.record(write_row("never", again[:1], idx=-1), objects=again)
         settled = writer.settle(call, result_refs=old[0].name, status="in_doubt") if steps % 2 else None
         if settled is not None:
             again = tree(f"{task}2")
@@ -109,7 +114,9 @@ def test_what_is_saved_between_two_steps_of_a_sweep_stays(store):
         assert found[1] == {o.name: o for o in (page, *old[1:])}, steps
         if settled is not None:
             assert store.calls(task)[1] == {o.name: o for o in tree(f"{task}2")}, steps
+        assert store.writes(task)[1] == {o.name: o for o in tree(f"{task}0")}, steps
         store.prune(task, [])
+        assert store.writes(task)[1] == {o.name: o for o in tree(f"{task}0")}, steps
         there = {part.name for part in store.walk(task) if isinstance(part, Obj)}
         assert {page.name, *(o.name for o in old[1:])} <= there
 
@@ -153,10 +160,17 @@ def test_rows_whose_task_is_gone_are_found_and_set_aside(store):
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_a_cut_off_list_of_objects_stops_every_sweep(store):
+@pytest.mark.parametrize("in_write", [False, True])
+def test_a_cut_off_list_of_objects_stops_every_sweep(store, in_write):
     chain(store, 4)
+    Writer(store).record(write_row("c", tree("task0")[:1]))
     with store.connection() as conn:
-        conn.execute(f'UPDATE "{store._db.schema}".sp_checkpoints SET refs = substr(refs, 1, 15) WHERE seq = 4')
+        row = (
+            "sp_writes SET refs = substr(refs, 1, 15)"
+            if in_write
+            else "sp_checkpoints SET refs = substr(refs, 1, 15) WHERE seq = 4"
+        )
+        conn.execute(f'UPDATE "{store._db.schema}".{row}')
     before = [part for part in store.walk("task") if isinstance(part, Obj)]
     with pytest.raises(Damaged, match="cut off"):
         store.prune("task", [])

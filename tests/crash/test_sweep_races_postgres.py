@@ -27,7 +27,7 @@ from tests.support.servers import fresh_postgres_url
 SAVER = """
 import random, sys
 from safepoint.stores.url import open_store
-from safepoint.testing.build import Writer, obj
+from safepoint.testing.build import Writer, obj, write_row
 
 store, name, rounds = open_store(sys.argv[1], durability="process"), sys.argv[2], int(sys.argv[3])
 rng, writer, items, known_names = random.Random(name), Writer(store, "task", branch=name), [], []
@@ -44,6 +44,14 @@ for i in range(rounds):
     missing = {page.name, *(o.name for o in (*items, *big))} - set(objects)
     if missing:
         sys.exit(f"{len(missing)} objects of {writer.seq} are missing")
+    # What an adapter records: against this checkpoint, or one that never comes; the first of a key stands, or the last.
+    words = [obj(b"word %d" % rng.randrange(40)) for _ in range(3)]
+    page = obj(b"written %d" % rng.randrange(10**9), *words)
+    at = row.id if i % 2 else f"{name} never {i % 8}"
+    writer.record(write_row(at, [page], writer=name, idx=-1 if i % 3 else 0), objects=[page, *words])
+    written, objects = store.writes("task", checkpoints=[f"{name} never {k}" for k in range(8)])
+    if any(w.refs not in objects or objects[w.refs].refs[k : k + 16] not in objects for w in written for k in (0, 16, 32)):
+        sys.exit(f"objects of writes are missing after {writer.seq}")
 print("ok")
 """
 
@@ -104,6 +112,12 @@ def test_four_savers_and_two_sweepers_break_nothing(large: bool, url: str, store
         found = store.read("task", seq=header.seq)
         assert found is not None
         reached |= set(found[1])
+    written, objects = store.writes("task")
+    assert {row.checkpoint for row in written if " never " in row.checkpoint} == {
+        f"b{i} never {k}" for i in range(4) for k in (0, 2, 4, 6)
+    }
+    assert {row.checkpoint for row in written if " never " not in row.checkpoint} <= {row.id for row in store.headers("task")}
+    reached |= set(objects)
     assert {part.name for part in store.walk("task") if isinstance(part, Obj)} == reached
 
 
@@ -144,6 +158,9 @@ def check_whole(store: Store, length: int) -> set[int]:
     calls, objects = store.calls("long")
     assert [call.base_seq for call in calls] == sorted(seqs)
     assert all(call.result_refs in objects for call in calls)
+    writes, objects = store.writes("long")
+    assert sorted(int(row.checkpoint[1:]) for row in writes) == sorted(seqs)
+    assert all(row.refs in objects for row in writes)
     row = store.task("long")
     assert row is not None
     assert row.checkpoints == len(seqs)
@@ -157,13 +174,14 @@ def check_done(store: Store, length: int) -> None:
     """Exactly what must stay is there, and not an object more."""
     kept = check_whole(store, length)
     assert kept == stay(length)
-    image = sweeping.long_task(length, milestones=MILESTONES)
+    image = sweeping_postgres.written_task(length, milestones=MILESTONES)
     refs = {row.seq: row.refs for row in image.checkpoints}
     results = {call.base_seq: call.result_refs for call in image.calls}
+    written = {row.checkpoint: row.refs for row in image.writes}
     inner = {obj.name: obj.refs for obj in image.objects}
     reached = set()
     for seq in kept:
-        reached |= {refs[seq], results[seq], *(inner[refs[seq]][i : i + 16] for i in range(0, 48, 16))}
+        reached |= {refs[seq], results[seq], written[f"c{seq}"], *(inner[refs[seq]][i : i + 16] for i in range(0, 48, 16))}
     assert {part.name for part in store.walk("long") if isinstance(part, Obj)} == reached
 
 
@@ -171,7 +189,7 @@ def check_done(store: Store, length: int) -> None:
 @pytest.mark.parametrize("point", ["sweep.rows", "sweep.marked", "sweep.objects"])
 def test_field_case_84c_a_clean_up_killed_at_a_point(point: str, url: str, store: Store, server: Server) -> None:
     length = 1_500
-    image = sweeping.long_task(length, milestones=MILESTONES, pinned=PINNED)
+    image = sweeping_postgres.written_task(length, milestones=MILESTONES, pinned=PINNED)
     assert store.write_task(image)
     hits: Counter[str] = server.run(sweeping_postgres.cleaner, url, "long", KEEP)[3]
     check_done(store, length)
@@ -192,8 +210,8 @@ def test_field_case_84c_a_clean_up_killed_at_a_point(point: str, url: str, store
 def test_a_deletion_killed_at_a_point_is_done_or_not_and_leaves_nothing_for_good(
     point: str, url: str, store: Store, server: Server
 ) -> None:
-    image = sweeping.long_task(scale(300, 3000))
-    other = sweeping.long_task(3, task="other")
+    image = sweeping_postgres.written_task(scale(300, 3000))
+    other = sweeping_postgres.written_task(3, task="other")
     assert store.write_task(other)
     assert store.write_task(image)
     killed = server.start(sweeping_postgres.deleter, url, "long", point, 1)
@@ -212,13 +230,13 @@ def test_a_deletion_killed_at_a_point_is_done_or_not_and_leaves_nothing_for_good
         assert store.delete_task("long")
     with store.connection() as conn:
         schema = url.rpartition("=")[2]
-        for table, count in (("checkpoints", 3), ("objects", len(other.objects)), ("calls", 3), ("stages", 0)):
+        for table, count in (("checkpoints", 3), ("objects", len(other.objects)), ("calls", 3), ("writes", 3), ("stages", 0)):
             assert conn.execute(f"SELECT count(*) FROM {schema}.sp_{table}").fetchall() == [(count,)]
 
 
 @pytest.mark.scaled
 def test_others_do_not_wait_for_a_large_clean_up(url: str, store: Store, server: Server) -> None:
-    assert store.write_task(sweeping.long_task(LENGTH, milestones=MILESTONES, pinned=PINNED))
+    assert store.write_task(sweeping_postgres.written_task(LENGTH, milestones=MILESTONES, pinned=PINNED))
     beside = server.start(_beside, url, "other", scale(2, 15))
     beside.until("ready")
     began = time.monotonic()

@@ -14,12 +14,12 @@ import pytest
 import safepoint
 from safepoint.errors import Damaged
 from safepoint.model import Obj
-from safepoint.rows import BranchRow, CallRow, CheckpointRow, Lost, Numbers, TaskRow
+from safepoint.rows import BranchRow, CallRow, CheckpointRow, Lost, Numbers, TaskRow, WriteRow, replace
 from safepoint.stores.base import Store
 from safepoint.stores.url import open_store
-from safepoint.testing.build import Writer
+from safepoint.testing.build import Writer, write_row
 from tests.integration.test_verify import made
-from tests.support import sweeping
+from tests.support import sweeping, sweeping_postgres
 from tests.support.scale import SOAK
 from tests.support.servers import Postgres, fresh_postgres_url
 
@@ -106,6 +106,37 @@ def test_a_walk_goes_on_past_damaged_pages(server: Postgres, url: str, table: st
     store.close()
 
 
+def test_writes_on_a_damaged_page_hide_no_others(server: Postgres, url: str) -> None:
+    store = open_store(url, durability="process")
+    image = sweeping_postgres.written_task(300)
+    long = WriteRow(space="ns", checkpoint="c", writer="w\0", idx=-1, data=random.Random(1).randbytes(40_000))
+    beside = [replace(long, idx=0, data=b"small"), replace(long, checkpoint="d", data=b"small")]
+    store.write_task(replace(image, writes=(*image.writes, long, *beside)))
+    keys = {row.key for row in (*image.writes, long, *beside)}
+    assert [row.key for row in store.walk("long") if isinstance(row, WriteRow)] == sorted(keys)
+    store.close()
+    pages = [page_of(url, "sp_writes", "checkpoint = %s", "c100")]
+    on = {
+        f"{c}" for (c,) in ask(url, "SELECT checkpoint FROM {s}.sp_writes WHERE (ctid::text::point)[0]::int = ANY(%s)", pages)
+    }
+    spoil(server, url, "sp_writes", pages)
+    spoil(server, url, "sp_writes", [2], toast=True)
+    store = open_store(url, durability="process")
+    parts = parts_of(store, "long")
+    there = {row.key for row in parts[WriteRow] if isinstance(row, WriteRow)}
+    assert there == {key for key in keys if key[1] not in on} - {long.key}
+    lost = [part for part in parts[Lost] if isinstance(part, Lost) and part.kind == "write"]
+    assert any("'w\\x00'" in part.what and "'ns'" in part.what for part in lost)
+    assert 2 <= len(lost) <= 1 + len(on)
+    assert len(parts[CheckpointRow]) == len(parts[CallRow]) == 300
+    assert len(parts[Obj]) == len(image.objects)
+    rest, _ = store.writes("long", space="ns", checkpoints=["d"])
+    assert [row.data for row in rest] == [b"small"]
+    with pytest.raises(Damaged):
+        store.prune("long", [])
+    store.close()
+
+
 def test_objects_on_a_damaged_page_are_named(server: Postgres, url: str) -> None:
     store = open_store(url, durability="process")
     image = sweeping.long_task(200)
@@ -157,10 +188,10 @@ def test_any_damaged_page_of_any_table_ends_no_walk_and_no_listing(server: Postg
     for _ in range(4 if not SOAK else 40):
         place = f"{server.url}&schema=s{next(names)}"
         store = open_store(place, durability="process")
-        store.write_task(sweeping.long_task(60, task="a"))
-        store.write_task(sweeping.long_task(60, task="b"))
+        store.write_task(sweeping_postgres.written_task(60, task="a"))
+        store.write_task(sweeping_postgres.written_task(60, task="b"))
         store.close()
-        table = rng.choice(["sp_tasks", "sp_checkpoints", "sp_calls", "sp_objects", "sp_branches"])
+        table = rng.choice(["sp_tasks", "sp_checkpoints", "sp_calls", "sp_objects", "sp_branches", "sp_writes"])
         ((size,),) = ask(place, "SELECT pg_relation_size('{s}." + table + "')::int / 8192")
         assert isinstance(size, int)
         spoil(server, place, table, [rng.randrange(size)])
@@ -182,6 +213,7 @@ def test_a_copy_beside_has_everything_and_goes_on_with_the_numbers() -> None:
         made(cp, "a")
         made(cp, "b")
         cp.store.delete_task("b")
+        Writer(cp.store, "a").record(write_row("c"))
         copy = cp.store.backup(".copy")
         assert copy == cp.store.beside(".copy")
         with pytest.raises(safepoint.UsageError) as caught:
@@ -191,6 +223,8 @@ def test_a_copy_beside_has_everything_and_goes_on_with_the_numbers() -> None:
             assert list(other.store.walk("a")) == list(cp.store.walk("a"))
             assert other.verify().ok
             made(other, "c")
+            Writer(other.store, "a").record(write_row("d"))
+            assert len(other.store.writes("a")[0]) == 2
             assert len(other.list_checkpoints("a")) == 6
         with cp.connection() as conn:
             conn.execute(f'DROP SCHEMA "{schema_of(url)}.copy" CASCADE')
@@ -235,14 +269,15 @@ def test_a_text_that_is_no_utf8_is_damage(url: str) -> None:
     writer = Writer(store)
     writer.save()
     writer.call()
-    spoilt = {"sp_checkpoints": "label", "sp_calls": "tool", "sp_branches": "name", "sp_tasks": "agent"}
+    writer.record(write_row("c"))
+    spoilt = {"sp_writes": "path", "sp_checkpoints": "label", "sp_calls": "tool", "sp_branches": "name", "sp_tasks": "agent"}
     with psycopg.connect(url.rpartition("&")[0]) as conn:
         # The server lets no such text in, but by a cast that looks at nothing.
         conn.execute("CREATE CAST (bytea AS text) WITHOUT FUNCTION")
         for table, column in spoilt.items():
             conn.execute(f"UPDATE {schema_of(url)}.{table} SET {column} = '\\xff'::bytea::text")
         conn.execute("DROP CAST (bytea AS text)")
-    for read in (store.task, store.branches, store.headers, store.calls, lambda task: store.read(task, seq=1)):
+    for read in (store.task, store.branches, store.headers, store.calls, store.writes, lambda task: store.read(task, seq=1)):
         with pytest.raises(Damaged):
             read("task")
     with pytest.raises(Damaged):

@@ -7,6 +7,8 @@ from typing import Any
 
 from safepoint import Retention, _probe
 from safepoint.checkpointer import open as open_checkpointer
+from safepoint.codec.nodes import make
+from safepoint.rows import Image, WriteRow, replace
 from safepoint.stores.base import Store
 from safepoint.stores.postgres import bigsweep, sweep
 from safepoint.stores.url import open_store
@@ -14,6 +16,17 @@ from tests.support import agents, sweeping
 
 SIZES = ((sweep, ("LARGE", "REST")), (bigsweep, ("PAGE", "ROUND", "ROWS", "OBJECTS", "WINDOW")))
 """What decides how much is done at once."""
+
+
+def written_task(n: int, **given: Any) -> Image:
+    """As ``sweeping.long_task``, with a write of an adapter at each checkpoint that has an object of its own."""
+    image = sweeping.long_task(n, **given)
+    objects = [make(b"", b"written %d" % row.seq) for row in image.checkpoints]
+    rows = [
+        WriteRow(checkpoint=row.id, writer="w", idx=row.seq % 3 - 1, data=b"d", refs=made.name)
+        for row, made in zip(image.checkpoints, objects, strict=True)
+    ]
+    return replace(image, writes=tuple(rows), objects=(*image.objects, *objects))
 
 
 def always_large(url: str, durability: Any = "process") -> Store:

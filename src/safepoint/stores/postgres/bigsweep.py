@@ -1,6 +1,6 @@
 """Removing much from PostgreSQL in many short transactions, so that no other saver waits for long.
 
-What goes is found out without the lock. Then rows go, a checkpoint always together with its calls and pauses; each transaction
+What goes is found out without the lock. Then rows go, a checkpoint always together with its calls, pauses and writes; each transaction
 looks again at whatever may have changed since. Only then objects are marked, again without the lock; each transaction that
 deletes some of the rest first marks from what has been written since. Of the objects only the names of those that stay are
 held here, and of the rest a window. A kill at any point leaves whole checkpoints, and objects that nothing reaches, for the
@@ -32,7 +32,7 @@ PAGE = 2000
 ROUND = 10_000
 """Checkpoints whose calls and pauses are looked for at once."""
 ROWS, OBJECTS = 256, 256
-"""What one transaction deletes: checkpoints with calls and pauses, or objects."""
+"""What one transaction deletes: checkpoints with calls, pauses and writes, or objects."""
 WINDOW = 20_000
 """Names of garbage that are put in the order in which they lie in the table, before some of them are deleted."""
 
@@ -48,11 +48,13 @@ class _Found(NamedTuple):
     live: int | None
     last_call: int
     last_pause: int
-    gone: list[tuple[int, int]]
-    """(seq, size) by rising seq."""
+    gone: list[tuple[int, int, str]]
+    """(seq, size, id) by rising seq."""
     calls: dict[int, list[tuple[int, int]]]
     """(no, size) by checkpoint."""
     pauses: dict[int, list[int]]
+    writes: dict[str, tuple[int, int]]
+    """How many, and of how many bytes, by the id of the checkpoint."""
 
 
 def cut_off() -> Damaged:
@@ -81,6 +83,7 @@ def pruning(
     if not dry_run:
         db.write(lambda link: rows_of(db, link, "drop_stages", n=n), again=True, sync=False, facts=facts)
     seqs: list[int] = []
+    ids: set[str] = set()
     calls = size = 0
     todo = sorted(wanted)
     for start in range(0, len(todo), ROUND):
@@ -88,13 +91,15 @@ def pruning(
         while True:
             found = yield from _look(db, n, part, space)
             if dry_run:
-                seqs += [seq for seq, _ in found.gone]
+                seqs += [seq for seq, _, _ in found.gone]
+                ids |= {id for _, _, id in found.gone}
                 calls += sum(map(len, found.calls.values()))
-                size += sum(s for _, s in found.gone) + sum(s for of in found.calls.values() for _, s in of)
+                size += sum(s for _, s, _ in found.gone) + sum(s for of in found.calls.values() for _, s in of)
+                size += sum(s for _, s in found.writes.values())
                 break
             try:
                 for batch in _batches(found):
-                    did = _drop_rows(db, facts, n, found, batch)
+                    did = _drop_rows(db, facts, n, space, found, batch)
                     seqs += did[0]
                     calls, size = calls + did[1], size + did[2]
                     yield
@@ -104,7 +109,7 @@ def pruning(
     objects = 0
     while sweep:
         mark = _Mark(db, facts, n)
-        yield from mark.look(set(seqs) if dry_run else set())
+        yield from mark.look(set(seqs) if dry_run else set(), space, ids)
         _probe.at("sweep.marked")
         try:
             yield from mark.delete(dry_run)
@@ -123,17 +128,22 @@ def _look(db: Database, n: int, part: list[int], space: str) -> Generator[None, 
     # The counters come first: whatever is newer than they say is looked at under the lock.
     counters = asked(db, "counters", n=n)
     if not counters:
-        return _Found({}, None, 0, 0, [], {}, {})
+        return _Found({}, None, 0, 0, [], {}, {}, {})
     need = db.read(lambda link: needed(db, link, n))
     wanted = [seq for seq in part if seq not in need.kept]
-    gone: list[tuple[int, int]] = []
+    gone: list[tuple[int, int, str]] = []
     for i in range(0, len(wanted), PAGE):
         yield
         gone += plain(asked(db, "going", n=n, seqs=wanted[i : i + PAGE], space=space))
+    writes: dict[str, tuple[int, int]] = {}
+    for i in range(0, len(gone), PAGE):
+        yield
+        ids = [id for _, _, id in gone[i : i + PAGE]]
+        writes |= {id: (count, size) for id, count, size in plain(asked(db, "writes_of", n=n, space=space, ids=ids))}
     calls: dict[int, list[tuple[int, int]]] = defaultdict(list)
     pauses: dict[int, list[int]] = defaultdict(list)
     if gone:
-        bases = [seq for seq, _ in gone]
+        bases = [seq for seq, _, _ in gone]
         yield
         for page in _pages(db, "calls_of", 0, n=n, seqs=bases):
             for no, base_seq, size in plain(page):
@@ -144,7 +154,7 @@ def _look(db: Database, n: int, part: list[int], space: str) -> Generator[None, 
                 pauses[base_seq].append(no)
             yield
     last_call, last_pause = counters[0]
-    return _Found(need.begins, need.live, last_call, last_pause, gone, calls, pauses)
+    return _Found(need.begins, need.live, last_call, last_pause, gone, calls, pauses, writes)
 
 
 def _pages(db: Database, statement: str, after: Any, **values: Any) -> Iterator[list[Any]]:
@@ -156,12 +166,12 @@ def _pages(db: Database, statement: str, after: Any, **values: Any) -> Iterator[
         after = page[-1][0]
 
 
-def _batches(found: _Found) -> Iterator[list[tuple[int, int]]]:
-    batch: list[tuple[int, int]] = []
+def _batches(found: _Found) -> Iterator[list[tuple[int, int, str]]]:
+    batch: list[tuple[int, int, str]] = []
     weight = 0
-    for seq, size in found.gone:
-        batch.append((seq, size))
-        weight += 1 + len(found.calls.get(seq, ())) + len(found.pauses.get(seq, ()))
+    for seq, size, id in found.gone:
+        batch.append((seq, size, id))
+        weight += 1 + len(found.calls.get(seq, ())) + len(found.pauses.get(seq, ())) + found.writes.get(id, (0, 0))[0]
         if weight >= ROWS:
             yield batch
             batch, weight = [], 0
@@ -170,7 +180,7 @@ def _batches(found: _Found) -> Iterator[list[tuple[int, int]]]:
 
 
 def _drop_rows(
-    db: Database, facts: dict[str, Any], n: int, found: _Found, batch: list[tuple[int, int]]
+    db: Database, facts: dict[str, Any], n: int, space: str, found: _Found, batch: list[tuple[int, int, str]]
 ) -> tuple[list[int], int, int]:
     tried: set[int] = set()
     """Dropped by a try whose COMMIT did not answer; what is not there at the next was."""
@@ -185,8 +195,11 @@ def _drop_rows(
         if (live := live_fence(db, link, n)) is not None and live != found.live:
             raise _Changed
         kept |= {base for (base,) in rows_of(db, link, "newer_bases", n=n, call=found.last_call, pause=found.last_pause)}
-        seqs = [seq for seq, _ in batch if seq not in kept]
-        gone = sorted(seq for (seq,) in rows_of(db, link, "drop_checkpoints", n=n, seqs=seqs))
+        seqs = [seq for seq, _, _ in batch if seq not in kept]
+        dropped = rows_of(db, link, "drop_checkpoints", n=n, seqs=seqs)
+        gone = sorted(seq for seq, _ in dropped)
+        if gone:
+            rows_of(db, link, "drop_writes", n=n, space=space, ids=[id for _, id in dropped])
         nos = [no for seq in gone for no, _ in found.calls.get(seq, ())]
         if nos:
             rows_of(db, link, "drop_calls", n=n, nos=nos, seqs=gone)
@@ -201,8 +214,8 @@ def _drop_rows(
 
     db.write(write, again=True, sync=False, facts=facts)
     calls = [call for seq in tried for call in found.calls.get(seq, ())]
-    sizes = dict(batch)
-    return sorted(tried), len(calls), sum(sizes[seq] for seq in tried) + sum(size for _, size in calls)
+    size = sum(size + found.writes.get(id, (0, 0))[1] for seq, size, id in batch if seq in tried)
+    return sorted(tried), len(calls), size + sum(size for _, size in calls)
 
 
 # -- objects
@@ -215,14 +228,15 @@ class _Mark:
         self.db = db
         self.facts = facts
         self.n = n
-        self.last_seq = self.sweeps = 0
+        self.last_seq = self.last_write = self.sweeps = 0
         self.version = self.horizon = ""
         self.objects = self.size = 0
         """How many were deleted, and how many bytes."""
         self.reached: set[bytes] = set()
 
-    def look(self, without: set[int]) -> Iterator[None]:
-        """Find out what is reached, but by the checkpoints ``without`` and their calls; a page between two yields."""
+    def look(self, without: set[int], space: str, ids: set[str]) -> Iterator[None]:
+        """Find out what is reached, but by the checkpoints ``without`` with their calls, and by the writes at ``ids`` of that
+        space; a page between two yields."""
         db, n = self.db, self.n
         standing = asked(db, "standing", n=n)
         if standing:
@@ -234,6 +248,10 @@ class _Mark:
             yield
         for page in _pages(db, "call_roots", 0, n=n):
             roots |= _names(run for _, base, *runs in page if base not in without for run in runs)
+            yield
+        for page in _pages(db, "write_roots", 0, n=n):
+            roots |= _names(refs for _, at, id, refs in page if at != space or id not in ids)
+            self.last_write = page[-1][0]
             yield
         if stages:
             for page in _pages(db, "staged_roots", b"", n=n, stages=stages):
@@ -330,6 +348,9 @@ class _Mark:
         while page := rows_of(db, link, "checkpoint_roots", n=n, after=after, page=PAGE):
             roots |= _names(refs for _, refs in page)
             after = page[-1][0]
+        while page := rows_of(db, link, "write_roots", n=n, after=self.last_write, page=PAGE):
+            roots |= _names(refs for *_, refs in page)
+            self.last_write = page[-1][0]
         roots |= _names(run for runs in rows_of(db, link, "new_call_roots", n=n, horizon=self.horizon) for run in runs)
         for _ in self._spread(roots, lambda names: rows_of(db, link, "refs_of", n=n, names=blobs(names))):
             pass

@@ -50,6 +50,9 @@ CALL_BYTES = ("ident", "op_key", "seal", "policy", "args_refs", "result_refs", "
 PAUSE_INTS = ("no", "line", "step", "occurrence", "call_no", "base_seq", "asked_at", "answered_at", "version")
 PAUSE_TEXTS = ("space", "name", "status")
 PAUSE_BYTES = ("seal", "question", "answer")
+WRITE_INTS = ("idx",)
+WRITE_TEXTS = ("space", "checkpoint", "writer", "path")
+WRITE_BYTES = ("seal", "refs", "data")
 
 
 class _Answer:
@@ -168,6 +171,14 @@ class Commits(Reads):
             case "gone":
                 assert commit.stands_on is not None
                 return refusals.gone(task, commit.stands_on)
+            case "moved_away":
+                return refusals.moved_away(task, commit.branches[int(more[2] or 0)], _head(more))
+            case "no_head":
+                to = commit.branches[int(more[0] or 0)].to
+                assert to is not None
+                return refusals.gone(task, to)
+            case "has_others":
+                return refusals.has_others(task, more[0] or "")
         return _row_refusal(task, answer)
 
     def _lost(self, task: str, guard: Guard, more: list[str | None]) -> SafepointError:
@@ -420,6 +431,7 @@ def _parts(commit: Commit, made: Ready, objects: tuple[Obj, ...], stage: _Stage 
         *_counted(made.next),
         *(len(made.calls), len(made.pauses), len(each)),
         *((None, None, None) if stage is None else stage[:3]),
+        *(len(made.writes), len(commit.branches)),
     ]
     s: list[str | None] = [commit.task, commit.id, token, None, None, expect[1], on[1], *patch_names(patch)]
     b: list[bytes | None] = [None, None] if patch is None else [patch.raised, patch.input]
@@ -431,6 +443,12 @@ def _parts(commit: Commit, made: Ready, objects: tuple[Obj, ...], stage: _Stage 
     for pause, version in zip(made.pauses, made.pause_versions, strict=True):
         i.append(version)
         _add_pause(pause, i, s, b)
+    for write in made.writes:
+        _add_write(write, i, s, b)
+    for move in commit.branches:
+        to = move.to or none
+        i += (move.expect.seq, to[0])
+        s += (move.space, move.name, move.expect.id, to[1])
     for k in range(3):
         b += [obj[k] for obj in each]
     return i, s, b
@@ -446,7 +464,8 @@ def _each(objects: Iterable[Obj]) -> list[Obj]:
 
 def _adder(whole: tuple[str, ...], words: tuple[str, ...], raw: tuple[str, ...]) -> Callable[..., None]:
     """What puts the values of a row into the three arrays."""
-    get_whole, get_words, get_raw = attrgetter(*whole), attrgetter(*words), attrgetter(*raw)
+    get_whole: Callable[[Any], Any] = attrgetter(*whole) if len(whole) > 1 else lambda row: (getattr(row, whole[0]),)
+    get_words, get_raw = attrgetter(*words), attrgetter(*raw)
     coding: list[Callable[[str], str]] = [str if word in IDS else encoded for word in words]
 
     def add(row: Any, i: list[int | None], s: list[str | None], b: list[bytes | None]) -> None:
@@ -460,6 +479,7 @@ def _adder(whole: tuple[str, ...], words: tuple[str, ...], raw: tuple[str, ...])
 _add_checkpoint = _adder(CHECKPOINT_INTS, CHECKPOINT_TEXTS, CHECKPOINT_BYTES)
 _add_call = _adder(CALL_INTS, CALL_TEXTS, CALL_BYTES)
 _add_pause = _adder(PAUSE_INTS, PAUSE_TEXTS, PAUSE_BYTES)
+_add_write = _adder(WRITE_INTS, WRITE_TEXTS, WRITE_BYTES)
 
 
 def _batches(objects: tuple[Obj, ...]) -> Iterator[list[Obj]]:
@@ -480,9 +500,9 @@ def _size(objects: tuple[Obj, ...]) -> int:
 
 
 def _row_bytes(parts: _Parts) -> int:
-    """Bytes of texts and blobs in the rows of a commit."""
+    """Bytes of texts and blobs in the rows of a commit; the server takes off those of writes that it leaves out."""
     i, s, b = parts
-    rows = [*s[12:], *b[2 : len(b) - 3 * (i[16] or 0)]]
+    rows = [*s[12 : len(s) - 4 * (i[21] or 0)], *b[2 : len(b) - 3 * (i[16] or 0)]]
     return sum([len(value) for value in rows if value is not None])
 
 

@@ -146,7 +146,7 @@ def _copy(db: Database, link: Link, quoted: str) -> None:
         columns = ", ".join(f'"{column}"' for column in _columns(link, new))
         link.execute(f"DELETE FROM {new}")  # what a new store has by itself
         link.execute(f"INSERT INTO {new} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {old}")
-    for name, column in (("tasks", "n"), ("stages", "k"), ("outbox", "k"), ("quarantine", "k")):
+    for name, column in (("tasks", "n"), ("writes", "k"), ("stages", "k"), ("outbox", "k"), ("quarantine", "k")):
         # Numbers of tasks that are gone too: none may come a second time.
         old, new = needed.table_of(db, name), f"{quoted}.sp_{name}"
         given = link.execute("SELECT pg_get_serial_sequence(%s, %s)", (old, column)).fetchall()[0][0]
@@ -174,6 +174,13 @@ def _aside(db: Database, link: Link, task: str, n: int, aside: Aside) -> int:
         case "branch":
             given = {"n": n, "space": aside.key[0], "name": aside.key[1]}
             return _keep(db, link, "branches", "task = %(n)s AND space = %(space)s AND name = %(name)s", given, what)
+        case "write":
+            given = {"n": n, **dict(zip(rows.WRITE[:4], aside.key, strict=True))}
+            given["writer"] = rows.encoded(given["writer"])
+            which = (
+                "task = %(n)s AND space = %(space)s AND checkpoint = %(checkpoint)s AND writer = %(writer)s AND idx = %(idx)s"
+            )
+            return _move(db, link, "writes", which, given, what)
         case "checkpoint":
             return _move(db, link, "checkpoints", "task = %(n)s AND seq = %(seq)s", {"n": n, "seq": aside.key}, what)
     return _move(db, link, f"{aside.kind}s", "task = %(n)s AND no = %(no)s", {"n": n, "no": aside.key}, what)

@@ -11,10 +11,10 @@ from typing import Any
 
 from safepoint.errors import Damaged
 from safepoint.model import Obj
-from safepoint.rows import BranchRow, CallRow, CheckpointRow, PauseRow, TaskRow
+from safepoint.rows import BranchRow, CallRow, CheckpointRow, PauseRow, TaskRow, WriteRow
 from safepoint.stores.postgres import rows
 from safepoint.stores.postgres.db import Database
-from safepoint.stores.postgres.rows import CALL, CHECKPOINT, blobs, ints, names
+from safepoint.stores.postgres.rows import CALL, CHECKPOINT, WRITE, blobs, ints, names, texts
 
 __all__ = ["Reads"]
 
@@ -48,10 +48,14 @@ class Reads:
             found = self._ask("tasks", (after.partition("\0")[0], limit), " WHERE t.task > %s ORDER BY t.task LIMIT %s")
         return [rows.task(row) for row in found]
 
-    def branches(self, task: str, space: str = "") -> list[BranchRow]:
+    def branches(self, task: str, space: str | None = "") -> list[BranchRow]:
         if not possible(task, space):
             return []
-        return [rows.branch(row) for row in self._ask("branches", (task, space))]
+        more, values = "", [task]
+        if space is not None:
+            more = " AND b.space = %s"
+            values.append(space)
+        return [rows.branch(row) for row in self._ask("branches", values, more + " ORDER BY b.space, b.name")]
 
     def read(
         self, task: str, *, space: str = "", seq: int | None = None, branch: str | None = None, id: str | None = None
@@ -117,11 +121,21 @@ class Reads:
         return _reached(found, roots)
 
     def headers(
-        self, task: str, *, space: str = "", branch: str | None = None, before: int | None = None, limit: int | None = None
+        self,
+        task: str,
+        *,
+        space: str | None = "",
+        branch: str | None = None,
+        before: int | None = None,
+        limit: int | None = None,
+        roots: bool = False,
     ) -> list[CheckpointRow]:
         if not possible(task, space, branch):
             return []
-        more, values = "", [task, space]
+        more, values = "", [task]
+        if space is not None:
+            more += " AND c.space = %s"
+            values.append(space)
         if space:
             more += " AND c.space <> ''"  # for the index of those
         if branch is not None:
@@ -132,6 +146,8 @@ class Reads:
         more += " ORDER BY c.seq DESC"
         if limit is not None:
             more += f" LIMIT {max(limit, 0)}"
+        if roots:
+            return [rows.checkpoint(row) for row in self._ask("whole", values, more)]
         return [rows.header(row) for row in self._ask("headers", values, more)]
 
     def calls(
@@ -172,6 +188,39 @@ class Reads:
 
     def pauses(self, task: str) -> list[PauseRow]:
         return [rows.pause(row) for row in self._ask("pauses", (task,))] if possible(task) else []
+
+    def writes(
+        self,
+        task: str,
+        *,
+        space: str | None = "",
+        checkpoints: Iterable[str] | None = None,
+        writer: str | None = None,
+        bodies: bool = True,
+    ) -> tuple[list[WriteRow], Mapping[bytes, Obj]]:
+        if not possible(task, space):
+            return [], {}
+        more, values = "", [task]
+        for condition, value in ((" AND c.space = %s", space), (" AND c.writer = %s", writer and rows.encoded(writer))):
+            if value is not None:
+                more += condition
+                values.append(value)
+        if checkpoints is not None:
+            more += " AND c.checkpoint = ANY(%s)"
+            values.append(texts(sorted({id for id in checkpoints if possible(id)})))  # type: ignore[arg-type]
+        more += " ORDER BY c.space, c.checkpoint, c.path, c.writer, c.idx"
+        before: Any = None
+        while True:
+            found = self._ask("writes", values, more)
+            made = [rows.write(row[: len(WRITE)]) for row in found]
+            refs = [row.refs for row in made if row.refs]
+            if not bodies or not refs:
+                return made, {}
+            objects, whole = self._objects(found[0][-1], refs, 0, MOST, 0)
+            seen = [(row.key, row.seal) for row in made]
+            if whole or before == seen:
+                return made, objects
+            before = seen
 
 
 def _reached(found: dict[bytes, Obj], roots: list[bytes]) -> tuple[dict[bytes, Obj], bool]:

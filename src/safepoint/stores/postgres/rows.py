@@ -16,7 +16,7 @@ from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
 from safepoint.errors import Damaged
-from safepoint.rows import BranchRow, CallRow, CheckpointRow, Head, PauseRow, TaskRow, all_fit, classes, fitting, torn
+from safepoint.rows import BranchRow, CallRow, CheckpointRow, Head, PauseRow, TaskRow, WriteRow, all_fit, classes, fitting, torn
 
 __all__ = [
     "CALL",
@@ -25,6 +25,7 @@ __all__ = [
     "HEADER",
     "IDS",
     "PAUSE",
+    "WRITE",
     "Array",
     "all_plain",
     "blobs",
@@ -41,6 +42,7 @@ __all__ = [
     "task",
     "texts",
     "values",
+    "write",
 ]
 
 CHECKPOINT = (
@@ -57,15 +59,16 @@ PAUSE = (
     "no", "line", "step", "space", "name", "occurrence", "call_no", "base_seq", "status", "asked_at", "answered_at", "version",
     "seal", "question", "answer",
 )  # fmt: skip
+WRITE = ("space", "checkpoint", "writer", "idx", "path", "seal", "refs", "data")
 COLUMNS = {
     name: ", ".join([f"c.{column}" for column in columns])
-    for name, columns in {"checkpoint": CHECKPOINT, "header": HEADER, "call": CALL, "pause": PAUSE}.items()
+    for name, columns in {"checkpoint": CHECKPOINT, "header": HEADER, "call": CALL, "pause": PAUSE, "write": WRITE}.items()
 }
 """What stands for these in the .sql files; the table is named c there."""
 
-_getters: dict[tuple[str, ...], Any] = {names: attrgetter(*names) for names in (CHECKPOINT, CALL, PAUSE)}
+_getters: dict[tuple[str, ...], Any] = {names: attrgetter(*names) for names in (CHECKPOINT, CALL, PAUSE, WRITE)}
 
-Row = TypeVar("Row", CheckpointRow, CallRow, PauseRow)
+Row = TypeVar("Row", CheckpointRow, CallRow, PauseRow, WriteRow)
 Plain = TypeVar("Plain", bound=tuple[Any, ...])
 
 
@@ -164,7 +167,7 @@ class _BytesArrays(Dumper):
 psycopg.adapters.register_dumper(Array, _BytesArrays)
 
 
-IDS = frozenset({"id", "space", "branch"})
+IDS = frozenset({"id", "space", "branch", "checkpoint"})
 """Columns of a row that hold ids, as they are."""
 
 
@@ -178,14 +181,15 @@ def values(row: Any, names: tuple[str, ...]) -> list[Any]:
 # -- rows that come back
 
 
-def _maker(cls: type[Row], names: tuple[str, ...]) -> Callable[[tuple[Any, ...]], Row]:
-    """What makes a row of its columns. One whose values are of other classes becomes one whose seal is broken."""
-    fits = fitting(cls, names)
+def _maker(cls: type[Row], names: tuple[str, ...], key: int = 1) -> Callable[[tuple[Any, ...]], Row]:
+    """What makes a row of its columns. One whose values are of other classes becomes one whose seal is broken, if at least
+    its key, the first ``key`` columns, can be told."""
+    fits, known = fitting(cls, names), fitting(cls, names[:key])
     coded = [i for i, allowed in enumerate(classes(cls, names)) if str in allowed and names[i] not in IDS]
 
     def make(found: tuple[Any, ...]) -> Row:
         if not fits(found):
-            if type(found[0]) is not int:
+            if not known(found[:key]):
                 raise _damaged(cls.__name__)
             return torn(cls, names, found)
         given = dict(zip(names, found, strict=True))
@@ -201,6 +205,7 @@ checkpoint = _maker(CheckpointRow, CHECKPOINT)
 header = _maker(CheckpointRow, HEADER)
 call = _maker(CallRow, CALL)
 pause = _maker(PauseRow, PAUSE)
+write = _maker(WriteRow, WRITE, 4)
 
 
 def plain(cls: type[Plain], found: tuple[Any, ...]) -> Plain:

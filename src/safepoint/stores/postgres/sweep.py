@@ -193,22 +193,25 @@ def _prune_locked(db: Database, link: Link, n: int, wanted: set[int], space: str
     if not dry_run:
         rows_of(db, link, "drop_stages", n=n)
     kept = needed(db, link, n).kept
-    gone = dict(plain(rows_of(db, link, "going", n=n, seqs=sorted(wanted - kept), space=space)))
-    seqs = list(gone)
+    gone = plain(rows_of(db, link, "going", n=n, seqs=sorted(wanted - kept), space=space))
+    seqs, ids = [seq for seq, _, _ in gone], [id for _, _, id in gone]
     calls = rows_of(db, link, "calls_of", n=n, seqs=seqs, after=0, page=None) if seqs else []
+    writes = rows_of(db, link, "writes_of", n=n, space=space, ids=ids) if seqs else []
     garbage: list[Any] = []
     if sweep:
         if rows_of(db, link, "cut_off", n=n):
             raise bigsweep.cut_off()
-        garbage = rows_of(db, link, "unreached", n=n, without=seqs)
+        garbage = rows_of(db, link, "unreached", n=n, without=seqs, space=space, without_ids=ids)
     _probe.at("prune.mark")
-    size = sum(gone.values()) + sum(call[2] for call in calls) + sum(row[2] for row in garbage)
+    size = sum(row[1] for row in gone) + sum(row[2] for part in (calls, writes, garbage) for row in part)
     pruned = Pruned(tuple(seqs), len(calls), len(garbage), size)
     if dry_run:
         return pruned
     if seqs:
         pauses = rows_of(db, link, "pauses_of", n=n, seqs=seqs, after=0, page=None)
         rows_of(db, link, "drop_checkpoints", n=n, seqs=seqs)
+        if writes:
+            rows_of(db, link, "drop_writes", n=n, space=space, ids=ids)
         if calls:
             rows_of(db, link, "drop_calls", n=n, nos=[call[0] for call in calls], seqs=seqs)
         if pauses:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from safepoint.errors import Damaged
 from safepoint.model import Obj
-from safepoint.rows import CallRow, CheckpointRow, Lost, Numbers, Part, PauseRow, TaskRow, fitting
+from safepoint.rows import CallRow, CheckpointRow, Lost, Numbers, Part, PauseRow, TaskRow, WriteRow, fitting
 from safepoint.stores.postgres import rows
 from safepoint.stores.postgres.needed import BY_INDEX
 from safepoint.stores.postgres.read import possible
@@ -31,6 +31,8 @@ LAST = (1 << 63) - 1
 _LAST_NAME = b"\xff" * 17
 BLOCKS = 1024
 """Pages of a table that are looked through at once."""
+BY_PAGE = "; ".join(f"SET LOCAL enable_{way} = off" for way in ("seqscan", "indexscan", "indexonlyscan", "bitmapscan"))
+"""By any other way the server comes past pages that were not asked for."""
 RANGES = 140000
 """The version of PostgreSQL from which on a range of pages can be read without those before it."""
 
@@ -38,7 +40,9 @@ KINDS: dict[str, tuple[Any, tuple[str, ...], Callable[[tuple[Any, ...]], Any]]] 
     "checkpoint": (CheckpointRow, rows.CHECKPOINT, rows.checkpoint),
     "call": (CallRow, rows.CALL, rows.call),
     "pause": (PauseRow, rows.PAUSE, rows.pause),
+    "write": (WriteRow, rows.WRITE, rows.write),
 }
+_NUMBERED = ("checkpoint", "call", "pause")
 TASK_FIELDS = (
     "task", "status", "branch", "agent", "attempts", "reason", "parent", "raised", "created_at", "updated_at", "checkpoints",
 )  # fmt: skip
@@ -82,8 +86,9 @@ def walk(db: Database, shown: Callable[[str], TaskRow | None], task: str) -> Ite
         yield Lost(f"the numbers of task {task!r}", where, "its values are of other types", kind="task")
     yield from _row(db, shown, task, n, where)
     yield from _branches(db, n)
-    for kind in KINDS:
+    for kind in _NUMBERED:
         yield from _keyed(db, kind, n)
+    yield from _writes(db, n)
     yield from _uncounted(db, n)
     yield from _objects(db, n)
 
@@ -150,6 +155,63 @@ def _keyed(db: Database, kind: str, n: int) -> Iterator[Part]:
             yield Lost(f"{kind} {row[0]}", where, "its values are of other types", kind=kind, first=row[0], last=row[0])
 
 
+def _writes(db: Database, n: int) -> Iterator[Part]:
+    """What adapters recorded against checkpoints, by space, checkpoint, writer and index."""
+    page, after = FIRST, ("", "", "", -LAST)
+    while True:
+        try:
+            found = _page(db, "write", n=n, page=page, **_as_key(after))
+        except Damaged as error:
+            if page > 1:
+                page = 1
+                continue
+            try:
+                keys = asked(db, "write_keys", n=n, page=1, **_as_key(after))
+            except Damaged:
+                yield from _beyond_write(db, n, after, error.why)
+                return
+            if not keys:
+                return
+            after = keys[0]
+            yield _lost_write(after, n, error.why)
+            continue
+        yield from (_write(row, n) for row in found)
+        if len(found) < page:
+            return
+        after = found[-1][:4]
+        page = _next_page(page, found)
+
+
+def _as_key(key: tuple[Any, ...]) -> dict[str, Any]:
+    return dict(zip(rows.WRITE[:4], key, strict=True))
+
+
+def _write(row: tuple[Any, ...], n: int) -> WriteRow | Lost:
+    cls, names, make = KINDS["write"]
+    return make(row) if fitting(cls, names)(row) else _lost_write(row[:4], n, "its values are of other types")
+
+
+def _lost_write(key: tuple[Any, ...], n: int, why: str) -> Lost:
+    space, checkpoint, writer, idx = key
+    what = f"write {idx} of {rows.decoded(writer)!r} at checkpoint {checkpoint!r}" + (f" of space {space!r}" if space else "")
+    return Lost(what, f"sp_writes, task {n}", why, kind="write")
+
+
+def _beyond_write(db: Database, n: int, after: tuple[Any, ...], why: str) -> Iterator[Part]:
+    """The writes behind one whose key cannot be read either, as ``_beyond`` finds objects."""
+    ((blocks,),) = asked(db, "write_blocks")
+    keys: list[tuple[Any, ...]] = []
+    for lost, found in _in_blocks(db, "write_keys_in", n, blocks):
+        keys += [key for key in found if key > after]
+        if lost is not None:
+            yield Lost(f"writes on page {lost[0]}", f"sp_writes, page {lost[0]}", lost[1] or why, kind="write")
+    for key in sorted(keys):
+        try:
+            yield from (_write(row, n) for row in asked(db, "write_named", n=n, **_as_key(key)))
+        except Damaged as error:
+            yield _lost_write(key, n, error.why)
+
+
 def _uncounted(db: Database, n: int) -> Iterator[Lost]:
     """Rows that the task's row counts and that are not there: a row that is gone leaves no other trace."""
     try:
@@ -198,20 +260,28 @@ def _beyond(db: Database, n: int, after: bytes, why: str) -> Iterator[Part]:
                 yield _object(row, n)
         return
     names: list[bytes] = []
+    for lost, found in _in_blocks(db, "object_names_in", n, blocks):
+        names += [name for (name,) in found if name > after]
+        if lost is not None:
+            yield Lost(f"objects on page {lost[0]}", f"sp_objects, page {lost[0]}", lost[1] or why, kind="object")
+    names.sort()
+    for i in range(0, len(names), FIRST):
+        yield from _named(db, n, names[i : i + FIRST])
+
+
+def _in_blocks(db: Database, statement: str, n: int, blocks: int) -> Iterator[tuple[tuple[int, str] | None, list[Any]]]:
+    """What a statement gives of a table's pages, some at a time; or a page that cannot be read, and why."""
     spans = [(start, min(start + BLOCKS, blocks)) for start in range(0, blocks, BLOCKS)][::-1]
     while spans:
         start, end = spans.pop()
         try:
-            names += [name for (name,) in asked(db, "object_names_in", n=n, block=start, end=end) if name > after]
+            yield None, _page(db, statement, BY_PAGE, n=n, block=start, end=end)
         except Damaged as error:
             if end - start > 1:
                 middle = (start + end) // 2
                 spans += [(middle, end), (start, middle)]
             else:
-                yield Lost(f"objects on page {start}", f"sp_objects, page {start}", error.why or why, kind="object")
-    names.sort()
-    for i in range(0, len(names), FIRST):
-        yield from _named(db, n, names[i : i + FIRST])
+                yield (start, error.why), []
 
 
 def _named(db: Database, n: int, names: list[bytes]) -> Iterator[Part]:
@@ -277,9 +347,9 @@ def _scan(
         yield gap
 
 
-def _page(db: Database, statement: str, /, **values: Any) -> list[Any]:
+def _page(db: Database, statement: str, how: str = BY_INDEX, /, **values: Any) -> list[Any]:
     def read(link: Link) -> list[Any]:
-        link.execute(BY_INDEX)
+        link.execute(how)
         return rows_of(db, link, statement, **values)
 
     return db.read(read)
@@ -362,6 +432,8 @@ def place(db: Database, task: str, kind: str, key: Any) -> str:
             return f"sp_objects, task {n}, name {key.hex()}"
         case "branch":
             return f"sp_branches, task {n}, {key[0]!r}, {key[1]!r}"
+        case "write":
+            return f"sp_writes, task {n}, {', '.join(map(repr, key))}"
         case "task":
             return f"sp_tasks, n {n}"
     return f"sp_{kind}s"

@@ -88,7 +88,9 @@ class Whole(Mends):
 
 def _facts(db: Database, link: Link, n: int) -> whole.Facts:
     names = ("checkpoint_seals", "call_seals", "pause_seals", "all_branches")
-    return whole.Facts._make(frozenset(rows_of(db, link, name, n=n)) for name in names)
+    checkpoints, calls, pauses, branches = (frozenset(rows_of(db, link, name, n=n)) for name in names)
+    writes = ((space, at, rows.decoded(writer), *rest) for space, at, writer, *rest in rows_of(db, link, "write_seals", n=n))
+    return whole.Facts(checkpoints, calls, pauses, branches, frozenset(writes))
 
 
 def _put(db: Database, link: Link, image: Image) -> bool:
@@ -126,7 +128,9 @@ def _task_values(n: int, image: Image) -> dict[str, Any]:
     given = {name: getattr(row, name) for name in walk.TASK_FIELDS}
     given |= {name: rows.encoded(given[name]) for name in ("status", "agent", "reason")}
     last = {name: getattr(image.numbers, name) for name in Numbers.__struct_fields__}
-    return {**given, **last, "n": n, "checkpoints": len(image.checkpoints)}
+    headed = {(b.space, b.name) for b in image.branches}
+    dropped = not headed.issuperset((c.space, c.branch) for c in image.checkpoints)
+    return {**given, **last, "n": n, "checkpoints": len(image.checkpoints), "dropped": dropped}
 
 
 def _copy_all(db: Database, link: Link, n: int, image: Image) -> None:

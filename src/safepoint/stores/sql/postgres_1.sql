@@ -9,6 +9,7 @@ CREATE TABLE {s}.sp_meta (key text COLLATE "C" PRIMARY KEY, value text COLLATE "
 -- Counters live here and never run backwards. They hold the last number that was given.
 -- recent: the last commits without a checkpoint that landed, as last_call/last_pause/id, where the numbers are those before it. A
 -- request that was sent twice, since nobody knew whether the first had arrived, may arrive twice.
+-- dropped: a branch was dropped whose checkpoints may still be there: one that has checkpoints and no row is no damage then.
 -- sweeps: rises with each; a big save that was staged before it sends all again.
 CREATE TABLE {s}.sp_tasks (
     n bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -29,6 +30,7 @@ CREATE TABLE {s}.sp_tasks (
     last_line bigint NOT NULL DEFAULT 0,
     last_position bigint NOT NULL DEFAULT 0,
     sweeps bigint NOT NULL DEFAULT 0,
+    dropped boolean NOT NULL DEFAULT false,
     recent text[] COLLATE "C" NOT NULL DEFAULT '{{}}'
 ) WITH (fillfactor = 50);
 
@@ -129,18 +131,22 @@ ALTER TABLE {s}.sp_calls ALTER args SET STORAGE EXTERNAL, ALTER result SET STORA
     ALTER args_refs SET STORAGE EXTERNAL, ALTER result_refs SET STORAGE EXTERNAL;
 CREATE INDEX sp_calls_open ON {s}.sp_calls (task, status) WHERE status IN ('started', 'in_doubt', 'paused');
 
+-- k: rises with each write to the row. As it is drawn under the task's lock, a sweep finds by it what came after its look.
 CREATE TABLE {s}.sp_writes (
     task bigint NOT NULL,
     space text COLLATE "C" NOT NULL,
     checkpoint text COLLATE "C" NOT NULL,
     writer text COLLATE "C" NOT NULL,
     idx bigint NOT NULL,
-    channel text COLLATE "C" NOT NULL,
-    kind text COLLATE "C" NOT NULL,
-    path text COLLATE "C" NOT NULL DEFAULT '',
+    k bigint GENERATED ALWAYS AS IDENTITY,
+    path text COLLATE "C" NOT NULL,
+    seal bytea NOT NULL,
+    refs bytea NOT NULL,
     data bytea NOT NULL,
     PRIMARY KEY (task, space, checkpoint, writer, idx)
 );
+ALTER TABLE {s}.sp_writes ALTER refs SET STORAGE EXTERNAL, ALTER data SET STORAGE EXTERNAL;
+CREATE UNIQUE INDEX sp_writes_roots ON {s}.sp_writes (task, k) WHERE refs <> '';
 
 CREATE TABLE {s}.sp_pauses (
     task bigint NOT NULL,

@@ -25,33 +25,40 @@ CREATE FUNCTION {s}.sp_now_1() RETURNS bigint LANGUAGE sql AS $$
 $$;
 
 -- A commit, in the order of Store.commit. All of it comes in three arrays by the class of its values, since each parameter costs
--- the server as much as looking up a row. First what is told here, then the rows: the checkpoint, the calls, the pauses, each
--- with its values in the order of the columns below; calls and pauses begin with the version that they must have now. After them, in
--- b, names, refs and data of the objects.
+-- the server as much as looking up a row. First what is told here, then the rows: the checkpoint, the calls, the pauses, the writes,
+-- each with its values in the order of the columns below; calls and pauses begin with the version that they must have now. After
+-- them the branches that are set back or dropped, each with space and name, and seq and id of the head that it must have now and of the
+-- one that it gets (none: it is dropped); and, in b, names, refs and data of the objects.
 --
 -- i: 1 flags (1 anyway, 2 at_head, 4 durable, 8 with a checkpoint, 16 it moves the head), 2 milliseconds for a lock, 3 fence of the
 --     guard, 4 expect, 5 stands_on, 6 line of a new branch, 7 to 10 the last seq, call, pause and position that were foreseen, 11 to 14
---     those after it, 15 to 17 how many calls, pauses and objects there are, 18 to 20 a stage with the task and sweeps that it knew.
+--     those after it, 15 to 17 how many calls, pauses and objects there are, 18 to 20 a stage with the task and sweeps that it knew,
+--     21 and 22 how many writes and branches.
 -- s: 1 task, 2 id, 3 token of the guard, 4 token of a holder that is proven to have ended, 5 the transaction that this must be, 6 id
 --     of expect, 7 id of stands_on, 8 to 12 status, agent, reason, parent and branch of the patch.
 -- b: 1 raised and 2 input of the patch.
 --
 -- Returns a word (done, numbers, existed, repeated, lost, held, no_task, moved, not_at_head, gone, no_call, call, no_pause, pause,
--- unstaged, ended), the task's last seq, call, pause, line and position, and what belongs to the word.
+-- moved_away, no_head, has_others, unstaged, ended), the task's last seq, call, pause, line and position, and what belongs to the word.
 --
 -- Plans must not depend on what a session happened to see first: all that is looked up here is found by its key.
 CREATE FUNCTION {s}.sp_commit_1(i bigint[], s text[], b bytea[]) RETURNS text[]
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
 DECLARE
     with_row boolean := i[1] & 8 <> 0;
-    -- Where the values of the calls, of the pauses and of the objects begin, less one.
-    ci int := CASE WHEN with_row THEN 28 ELSE 20 END;
+    -- Where the values of the calls, of the pauses, of the writes, of the branches and of the objects begin, less one.
+    ci int := CASE WHEN with_row THEN 30 ELSE 22 END;
     cs int := CASE WHEN with_row THEN 17 ELSE 12 END;
     cb int := CASE WHEN with_row THEN 8 ELSE 2 END;
     pi int := ci + 16 * i[15];
     ps int := cs + 6 * i[15];
     pb int := cb + 10 * i[15];
-    ob int := pb + 3 * i[16];
+    wi int := pi + 10 * i[16];
+    ws int := ps + 3 * i[16];
+    wb int := pb + 3 * i[16];
+    mi int := wi + i[21];
+    ms int := ws + 4 * i[21];
+    ob int := wb + 3 * i[21];
     t record;
     l record;
     last text[];
@@ -63,6 +70,8 @@ DECLARE
     lines bigint;
     line bigint;
     size bigint := 0;
+    going text[] := '{{}}';
+    drops boolean := false;
 BEGIN
     IF s[5] IS NOT NULL AND pg_current_xact_id()::text <> s[5] THEN
         RETURN ARRAY['ended'];
@@ -72,7 +81,7 @@ BEGIN
         SELECT x.n, x.branch, x.last_seq, x.last_call, x.last_pause, x.last_line, x.last_position, x.sweeps, x.recent INTO t
         FROM {s}.sp_tasks x WHERE x.task = s[1] FOR UPDATE;
         IF t.n IS NULL THEN
-            IF NOT with_row OR i[3] IS NOT NULL THEN
+            IF NOT (with_row OR i[21] > 0) OR i[3] IS NOT NULL THEN
                 RETURN ARRAY['no_task', '0', '0', '0', '0', '0'];
             END IF;
             last := '{{0,0,0,0,0}}';
@@ -152,6 +161,28 @@ BEGIN
             END IF;
         END LOOP;
 
+        FOR k IN 0 .. i[22] - 1 LOOP
+            SELECT x.head_seq, x.head_id INTO l FROM {s}.sp_branches x
+            WHERE x.task = t.n AND x.space = s[ms + 4 * k + 1] AND x.name = s[ms + 4 * k + 2];
+            IF l.head_seq IS DISTINCT FROM i[mi + 2 * k + 1] OR l.head_id IS DISTINCT FROM s[ms + 4 * k + 3] THEN
+                RETURN 'moved_away'::text || last || ARRAY[l.head_seq::text, l.head_id, k::text];
+            END IF;
+            IF i[mi + 2 * k + 2] IS NOT NULL THEN
+                PERFORM FROM {s}.sp_checkpoints x
+                WHERE x.task = t.n AND x.seq = i[mi + 2 * k + 2] AND x.id = s[ms + 4 * k + 4] AND x.space = s[ms + 4 * k + 1];
+                IF NOT FOUND THEN
+                    RETURN 'no_head'::text || last || k::text;
+                END IF;
+            ELSIF s[ms + 4 * k + 1] = '' THEN
+                going := going || s[ms + 4 * k + 2];
+            END IF;
+        END LOOP;
+        IF coalesce(s[12], t.branch) = ANY (going)
+            AND EXISTS (SELECT FROM {s}.sp_branches x WHERE x.task = t.n AND x.space = '' AND x.name <> ALL (going))
+        THEN
+            RETURN 'has_others'::text || last || coalesce(s[12], t.branch);
+        END IF;
+
         IF last[1]::bigint <> i[7] OR last[2]::bigint <> i[8] OR last[3]::bigint <> i[9] OR last[5]::bigint <> i[10] THEN
             RETURN 'numbers'::text || last;
         END IF;
@@ -213,17 +244,39 @@ BEGIN
             answered_at = excluded.answered_at, version = excluded.version, space = excluded.space, name = excluded.name,
             status = excluded.status, seal = excluded.seal, question = excluded.question, answer = excluded.answer;
     END LOOP;
+    FOR k IN 0 .. i[21] - 1 LOOP
+        INSERT INTO {s}.sp_writes (task, idx, space, checkpoint, writer, path, seal, refs, data)
+        VALUES (t.n, i[wi + k + 1], s[ws + 4 * k + 1], s[ws + 4 * k + 2], s[ws + 4 * k + 3], s[ws + 4 * k + 4],
+            b[wb + 3 * k + 1], b[wb + 3 * k + 2], b[wb + 3 * k + 3])
+        ON CONFLICT (task, space, checkpoint, writer, idx) DO UPDATE SET k = DEFAULT, path = excluded.path, seal = excluded.seal,
+            refs = excluded.refs, data = excluded.data
+        WHERE excluded.idx < 0;
+        IF NOT FOUND THEN
+            size := size - length(s[ws + 4 * k + 1]) - length(s[ws + 4 * k + 2]) - length(s[ws + 4 * k + 3])
+                - length(s[ws + 4 * k + 4]) - octet_length(b[wb + 3 * k + 1]) - octet_length(b[wb + 3 * k + 2])
+                - octet_length(b[wb + 3 * k + 3]);
+        END IF;
+    END LOOP;
+    FOR k IN 0 .. i[22] - 1 LOOP
+        IF i[mi + 2 * k + 2] IS NULL THEN
+            drops := true;
+            DELETE FROM {s}.sp_branches x WHERE x.task = t.n AND x.space = s[ms + 4 * k + 1] AND x.name = s[ms + 4 * k + 2];
+        ELSE
+            UPDATE {s}.sp_branches x SET head_seq = i[mi + 2 * k + 2], head_id = s[ms + 4 * k + 4]
+            WHERE x.task = t.n AND x.space = s[ms + 4 * k + 1] AND x.name = s[ms + 4 * k + 2];
+        END IF;
+    END LOOP;
     current := t.branch;
     lines := t.last_line;
     IF with_row THEN
         INSERT INTO {s}.sp_checkpoints (task, seq, parent_seq, step, created_at, format, schema, size, pinned, id, space, branch, kind,
             label, digest, seal, metadata, metrics, refs, root)
-        VALUES (t.n, i[21], i[22], i[23], i[24], i[25], i[26], i[27], i[28] <> 0, s[13], s[14], s[15], s[16], s[17],
+        VALUES (t.n, i[23], i[24], i[25], i[26], i[27], i[28], i[29], i[30] <> 0, s[13], s[14], s[15], s[16], s[17],
             b[3], b[4], b[5], b[6], b[7], b[8]);
         IF i[1] & 16 = 0 THEN
             NULL; -- A failure leaf: no branch stands there.
         ELSIF at_seq IS NOT NULL THEN
-            UPDATE {s}.sp_branches x SET head_seq = i[21], head_id = s[2] WHERE x.task = t.n AND x.space = s[14] AND x.name = s[15];
+            UPDATE {s}.sp_branches x SET head_seq = i[23], head_id = s[2] WHERE x.task = t.n AND x.space = s[14] AND x.name = s[15];
         ELSE
             line := coalesce(i[6], lines + 1);
             lines := greatest(lines, line);
@@ -232,7 +285,7 @@ BEGIN
                 current := s[15];
             END IF;
             INSERT INTO {s}.sp_branches (task, space, name, head_seq, head_id, line, forked_from)
-            VALUES (t.n, s[14], s[15], i[21], s[2], line, i[22]);
+            VALUES (t.n, s[14], s[15], i[23], s[2], line, i[24]);
         END IF;
     ELSE
         t.recent := t.recent[cardinality(t.recent) - 14:] || concat(last[2], '/', last[3], '/', s[2]);
@@ -240,7 +293,7 @@ BEGIN
     UPDATE {s}.sp_tasks SET last_seq = i[11], last_call = i[12], last_pause = i[13], last_position = i[14], last_line = lines,
         checkpoints = checkpoints + (i[1] >> 3 & 1), updated_at = {s}.sp_now_1(), recent = t.recent, status = coalesce(s[8], status),
         agent = coalesce(s[9], agent), reason = coalesce(s[10], reason), parent = coalesce(s[11], parent),
-        branch = coalesce(s[12], current), raised = coalesce(b[1], raised)
+        branch = coalesce(s[12], current), raised = coalesce(b[1], raised), dropped = sp_tasks.dropped OR drops
     WHERE n = t.n;
     IF b[2] IS NOT NULL THEN
         INSERT INTO {s}.sp_inputs (task, input) VALUES (t.n, b[2]) ON CONFLICT (task) DO UPDATE SET input = excluded.input;

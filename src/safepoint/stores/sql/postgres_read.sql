@@ -15,7 +15,7 @@ LEFT JOIN {s}.sp_inputs i ON i.task = t.n
 
 -- name: branches
 SELECT b.space, b.name, b.head_seq, b.head_id, b.line, b.forked_from
-FROM {s}.sp_branches b JOIN {s}.sp_tasks t ON t.n = b.task WHERE t.task = %s AND b.space = %s ORDER BY b.name
+FROM {s}.sp_branches b JOIN {s}.sp_tasks t ON t.n = b.task WHERE t.task = %s
 
 -- A checkpoint with the number of its task and how many objects that has, of how many bytes: by that it is decided how those that
 -- are needed are read. They are not counted beyond what decides.
@@ -51,10 +51,10 @@ CROSS JOIN LATERAL (
 ) x
 WHERE t.task = %s
 
--- Whether a task has a checkpoint of that branch: then the branch must have a head.
+-- Whether a task has a checkpoint of that branch: then the branch must have a head, unless one was dropped.
 -- name: of_branch
 SELECT 1 FROM {s}.sp_tasks t JOIN {s}.sp_checkpoints c ON c.task = t.n
-WHERE t.task = %s AND c.space = %s AND c.branch = coalesce(%s, c.branch) LIMIT 1
+WHERE t.task = %s AND NOT t.dropped AND c.space = %s AND c.branch = coalesce(%s, c.branch) LIMIT 1
 
 -- name: objects
 SELECT name, refs, data FROM {s}.sp_objects WHERE task = %s
@@ -79,10 +79,18 @@ WHERE t.task = %s
 
 -- name: headers
 SELECT {header} FROM {s}.sp_tasks t JOIN {s}.sp_checkpoints c ON c.task = t.n
-WHERE t.task = %s AND c.space = %s
+WHERE t.task = %s
+
+-- name: whole
+SELECT {checkpoint} FROM {s}.sp_tasks t JOIN {s}.sp_checkpoints c ON c.task = t.n
+WHERE t.task = %s
 
 -- name: pauses
 SELECT {pause} FROM {s}.sp_tasks t JOIN {s}.sp_pauses c ON c.task = t.n WHERE t.task = %s ORDER BY c.no
+
+-- name: writes
+SELECT {write}, t.n FROM {s}.sp_tasks t JOIN {s}.sp_writes c ON c.task = t.n
+WHERE t.task = %s
 
 -- name: renew
 UPDATE {s}.sp_leases l SET until = clock_timestamp() + %s * interval '1 second'

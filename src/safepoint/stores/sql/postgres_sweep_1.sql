@@ -23,6 +23,7 @@ SELECT n FROM {s}.sp_tasks WHERE task = %(task)s
 SELECT t.n, (SELECT count(*) FROM (SELECT 1 FROM {s}.sp_objects o WHERE o.task = t.n LIMIT %(most)s) AS a)
     + (SELECT count(*) FROM (SELECT 1 FROM {s}.sp_checkpoints c WHERE c.task = t.n LIMIT %(most)s) AS b)
     + (SELECT count(*) FROM (SELECT 1 FROM {s}.sp_calls c WHERE c.task = t.n LIMIT %(most)s) AS d)
+    + (SELECT count(*) FROM (SELECT 1 FROM {s}.sp_writes c WHERE c.task = t.n LIMIT %(most)s) AS e)
 FROM {s}.sp_tasks t WHERE t.task = %(task)s
 
 -- name: live_objects
@@ -72,7 +73,7 @@ UNION SELECT base_seq FROM {s}.sp_pauses WHERE task = %(n)s AND no > %(pause)s
 -- -- rows that go
 
 -- name: going
-SELECT seq, octet_length(root) + octet_length(metadata) + octet_length(metrics) + octet_length(refs) + octet_length(id)
+SELECT seq, octet_length(root) + octet_length(metadata) + octet_length(metrics) + octet_length(refs) + octet_length(id), id
 FROM {s}.sp_checkpoints WHERE task = %(n)s AND seq = ANY(%(seqs)s::bigint[]) AND space = %(space)s AND NOT pinned ORDER BY seq
 
 -- A page of the calls that began from these, by number.
@@ -84,9 +85,18 @@ FROM {s}.sp_calls WHERE task = %(n)s AND base_seq = ANY(%(seqs)s::bigint[]) AND 
 -- name: pauses_of
 SELECT no, base_seq FROM {s}.sp_pauses WHERE task = %(n)s AND base_seq = ANY(%(seqs)s::bigint[]) AND no > %(after)s ORDER BY no LIMIT %(page)s
 
+-- Of the writes at these checkpoints, by checkpoint, how many there are and how large.
+-- name: writes_of
+SELECT checkpoint, count(*), sum(octet_length(data) + octet_length(refs) + octet_length(writer) + octet_length(path))::bigint
+FROM {s}.sp_writes WHERE task = %(n)s AND space = %(space)s AND checkpoint = ANY(%(ids)s::text[]) GROUP BY checkpoint
+
 -- A pin does not wait for a sweep to end before it is believed, and the other way round: so it is looked at once more.
 -- name: drop_checkpoints
-DELETE FROM {s}.sp_checkpoints WHERE task = %(n)s AND seq = ANY(%(seqs)s::bigint[]) AND NOT pinned RETURNING seq
+DELETE FROM {s}.sp_checkpoints WHERE task = %(n)s AND seq = ANY(%(seqs)s::bigint[]) AND NOT pinned RETURNING seq, id
+
+-- Also those that came since they were counted.
+-- name: drop_writes
+DELETE FROM {s}.sp_writes WHERE task = %(n)s AND space = %(space)s AND checkpoint = ANY(%(ids)s::text[])
 
 -- name: drop_calls
 DELETE FROM {s}.sp_calls WHERE task = %(n)s AND no = ANY(%(nos)s::bigint[]) AND base_seq = ANY(%(seqs)s::bigint[]) RETURNING no
@@ -112,6 +122,7 @@ DELETE FROM {s}.sp_stages WHERE n = %(n)s AND until < clock_timestamp()
 -- name: cut_off
 SELECT 1 WHERE EXISTS (SELECT 1 FROM {s}.sp_checkpoints WHERE task = %(n)s AND octet_length(refs) %% 16 <> 0)
     OR EXISTS (SELECT 1 FROM {s}.sp_calls WHERE task = %(n)s AND (octet_length(args_refs) %% 16 <> 0 OR octet_length(result_refs) %% 16 <> 0))
+    OR EXISTS (SELECT 1 FROM {s}.sp_writes WHERE task = %(n)s AND refs <> '' AND octet_length(refs) %% 16 <> 0)
     OR EXISTS (SELECT 1 FROM {s}.sp_objects WHERE task = %(n)s AND octet_length(refs) %% 16 <> 0)
 
 -- Of a small task, in one go: what neither a root nor an object of a save on its way reaches.
@@ -120,6 +131,8 @@ WITH RECURSIVE runs (refs) AS (
     SELECT refs FROM {s}.sp_checkpoints WHERE task = %(n)s AND seq <> ALL(%(without)s::bigint[])
     UNION ALL SELECT args_refs FROM {s}.sp_calls WHERE task = %(n)s AND base_seq <> ALL(%(without)s::bigint[])
     UNION ALL SELECT result_refs FROM {s}.sp_calls WHERE task = %(n)s AND base_seq <> ALL(%(without)s::bigint[])
+    UNION ALL SELECT refs FROM {s}.sp_writes
+        WHERE task = %(n)s AND refs <> '' AND (space <> %(space)s OR checkpoint <> ALL(%(without_ids)s::text[]))
     UNION ALL SELECT name || refs FROM {s}.sp_objects WHERE task = %(n)s AND stage IN (SELECT k FROM {s}.sp_stages WHERE n = %(n)s)
 ), reached (name) AS (
     SELECT substr(refs, i, 16) FROM runs, generate_series(1, octet_length(refs), 16) AS i
@@ -136,6 +149,10 @@ SELECT seq, refs FROM {s}.sp_checkpoints WHERE task = %(n)s AND seq > %(after)s 
 -- name: call_roots
 SELECT no, base_seq, args_refs, result_refs FROM {s}.sp_calls
 WHERE task = %(n)s AND no > %(after)s AND (args_refs <> '' OR result_refs <> '') ORDER BY no LIMIT %(page)s
+
+-- name: write_roots
+SELECT k, space, checkpoint, refs FROM {s}.sp_writes
+WHERE task = %(n)s AND k > %(after)s AND refs <> '' ORDER BY k LIMIT %(page)s
 
 -- name: staged_roots
 SELECT name, refs FROM {s}.sp_objects

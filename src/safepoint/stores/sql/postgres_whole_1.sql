@@ -50,6 +50,30 @@ FROM {s}.sp_pauses WHERE task = %(n)s AND no > %(after)s AND no <= %(upto)s ORDE
 -- name: pause_keys
 SELECT no FROM {s}.sp_pauses WHERE task = %(n)s AND no > %(after)s AND no <= %(upto)s ORDER BY no LIMIT %(page)s
 
+-- name: write
+SELECT space, checkpoint, writer, idx, path, seal, refs, data FROM {s}.sp_writes
+WHERE task = %(n)s AND (space, checkpoint, writer, idx) > (%(space)s, %(checkpoint)s, %(writer)s, %(idx)s)
+ORDER BY space, checkpoint, writer, idx LIMIT %(page)s
+
+-- name: write_keys
+SELECT space, checkpoint, writer, idx FROM {s}.sp_writes
+WHERE task = %(n)s AND (space, checkpoint, writer, idx) > (%(space)s, %(checkpoint)s, %(writer)s, %(idx)s)
+ORDER BY space, checkpoint, writer, idx LIMIT %(page)s
+
+-- name: write_named
+SELECT space, checkpoint, writer, idx, path, seal, refs, data FROM {s}.sp_writes
+WHERE task = %(n)s AND space = %(space)s AND checkpoint = %(checkpoint)s AND writer = %(writer)s AND idx = %(idx)s
+
+-- Also of a PostgreSQL that cannot read a range of pages: no page of 8 kB has more rows than this.
+-- name: write_keys_in
+SELECT space, checkpoint, writer, idx FROM {s}.sp_writes
+WHERE task = %(n)s AND ctid = ANY(ARRAY(
+    SELECT format('(%%s,%%s)', p, i)::tid FROM generate_series(%(block)s::bigint, %(end)s::bigint - 1) p, generate_series(1, 291) i
+))
+
+-- name: write_blocks
+SELECT pg_relation_size('{s}.sp_writes'::regclass) / current_setting('block_size')::bigint
+
 -- name: object
 SELECT name, refs, data FROM {s}.sp_objects WHERE task = %(n)s AND name > %(after)s AND name <= %(upto)s ORDER BY name LIMIT %(page)s
 
@@ -77,6 +101,9 @@ SELECT no, seal FROM {s}.sp_calls WHERE task = %(n)s
 -- name: pause_seals
 SELECT no, seal FROM {s}.sp_pauses WHERE task = %(n)s
 
+-- name: write_seals
+SELECT space, checkpoint, writer, idx, seal FROM {s}.sp_writes WHERE task = %(n)s
+
 -- name: all_branches
 SELECT space, name, head_seq, head_id, line, forked_from FROM {s}.sp_branches WHERE task = %(n)s
 
@@ -87,17 +114,17 @@ SELECT nextval(pg_get_serial_sequence(%(table)s, 'n'))
 
 -- name: put_task
 INSERT INTO {s}.sp_tasks (n, task, status, branch, agent, attempts, reason, parent, raised, created_at, updated_at, checkpoints,
-    last_seq, last_call, last_pause, last_line, last_position)
+    last_seq, last_call, last_pause, last_line, last_position, dropped)
 OVERRIDING SYSTEM VALUE
 VALUES (%(n)s, %(task)s, %(status)s, %(branch)s, %(agent)s, %(attempts)s, %(reason)s, %(parent)s, %(raised)s, %(created_at)s,
-    %(updated_at)s, %(checkpoints)s, %(seq)s, %(call)s, %(pause)s, %(line)s, %(position)s)
+    %(updated_at)s, %(checkpoints)s, %(seq)s, %(call)s, %(pause)s, %(line)s, %(position)s, %(dropped)s)
 ON CONFLICT (task) DO NOTHING RETURNING n
 
 -- name: set_task
 UPDATE {s}.sp_tasks SET status = %(status)s, branch = %(branch)s, agent = %(agent)s, attempts = %(attempts)s, reason = %(reason)s,
     parent = %(parent)s, raised = %(raised)s, created_at = %(created_at)s, updated_at = %(updated_at)s,
     checkpoints = %(checkpoints)s, last_seq = %(seq)s, last_call = %(call)s, last_pause = %(pause)s, last_line = %(line)s,
-    last_position = %(position)s, sweeps = sweeps + 1, recent = '{{}}'
+    last_position = %(position)s, dropped = %(dropped)s, sweeps = sweeps + 1, recent = '{{}}'
 WHERE n = %(n)s
 
 -- name: put_input
