@@ -293,7 +293,10 @@ async def messages(run: Driver) -> None:
         builder.add_node(name, run.node(node))
     graph = run.compile(chain(builder, "answer", "look", "trim"))
     for turn in range(3):
-        parts = [{"type": "text", "text": f"question {turn}"}, {"type": "image_url", "image_url": {"url": "data:,x"}}]
+        parts: list[Any] = [
+            {"type": "text", "text": f"question {turn}"},
+            {"type": "image_url", "image_url": {"url": "data:,x"}},
+        ]
         run.note(f"turn {turn}", await run.invoke(graph, {"messages": [HumanMessage(parts, id=f"h{turn}")]}, run.thread()))
     await run.look(graph, run.thread())
 
