@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from safepoint.errors import MissingExtra, UsageError
 
-__all__ = ["SafepointSaver"]
+__all__ = ["SafepointSaver", "ToolJournal", "current_call"]
 
 # What the tests have seen: from this version on, and below that one.
 _KNOWN = {"langgraph": ((1, 2), (2,)), "langgraph-checkpoint": ((4, 1), (5,)), "langchain-core": ((1,), (2,))}
@@ -43,4 +43,6 @@ for _package in _KNOWN:
         ) from _error
     _check(_package, _found)
 
-from safepoint.adapters.langgraph.saver import SafepointSaver  # noqa: E402 (what it needs is known to be there now)
+# What they need is known to be there now.
+from safepoint.adapters.langgraph.journal import ToolJournal, current_call  # noqa: E402
+from safepoint.adapters.langgraph.saver import SafepointSaver  # noqa: E402

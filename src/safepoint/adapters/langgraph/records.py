@@ -8,11 +8,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
-from safepoint.rows import Guard, Head
+from safepoint.rows import Grant, Guard, Head
 
 __all__ = ["Key", "Node", "Records"]
 
@@ -37,7 +37,8 @@ class Records:
         self._changed = threading.Condition()
         self._nodes: OrderedDict[Key, Node] = OrderedDict()
         self._failed: OrderedDict[Key, BaseException] = OrderedDict()
-        self._guards: dict[str, Guard] = {}
+        self._holds: dict[str, _Hold] = {}
+        self._seen: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._due: OrderedDict[str, int] = OrderedDict()
 
     # -- checkpoints
@@ -54,6 +55,18 @@ class Records:
     def node(self, key: Key) -> Node | None:
         with self._changed:
             return self._nodes.get(key)
+
+    def saw(self, thread: str, ns: str) -> None:
+        """A graph has asked for a namespace: so it keeps its checkpoints here."""
+        with self._changed:
+            self._seen[thread, ns] = None
+            self._seen.move_to_end((thread, ns))
+            while len(self._seen) > 64 * REMEMBERED:
+                self._seen.popitem(last=False)
+
+    def has_seen(self, thread: str, ns: str) -> bool:
+        with self._changed:
+            return (thread, ns) in self._seen
 
     def failed(self, key: Key, error: BaseException) -> None:
         """A put did not land: whoever waits for it need not wait longer."""
@@ -97,14 +110,60 @@ class Records:
     # -- leases that this saver holds
 
     def guard(self, thread: str) -> Guard | None:
-        return self._guards.get(thread)
+        hold = self._holds.get(thread)
+        return None if hold is None or hold.grant is None else hold.grant.guard
 
-    @contextmanager
-    def holding(self, thread: str, guard: Guard) -> Iterator[None]:
+    def take(self, thread: str, acquire: Callable[[], Grant]) -> Grant:
+        """Hold a thread, together with whoever of this process holds it already. ``give`` has to follow."""
         with self._changed:
-            self._guards[thread] = guard
+            hold = self._holds.setdefault(thread, _Hold())
+            hold.users += 1
         try:
-            yield
-        finally:
-            with self._changed:
-                del self._guards[thread]
+            with hold.lock:
+                if hold.grant is None:
+                    hold.grant, hold.since = acquire(), time.monotonic()
+                return hold.grant
+        except BaseException:
+            self._less(thread, hold)
+            raise
+
+    def give(self, thread: str, release: Callable[[Grant], None]) -> None:
+        hold = self._holds[thread]
+        with hold.lock:
+            if self._less(thread, hold) and hold.grant is not None:
+                grant, hold.grant = hold.grant, None
+                release(grant)
+
+    def _less(self, thread: str, hold: _Hold) -> bool:
+        with self._changed:
+            hold.users -= 1
+            if hold.users:
+                return False
+            self._holds.pop(thread, None)
+            return True
+
+    def since(self, thread: str) -> float:
+        """When the hold began, on this machine's clock."""
+        hold = self._holds.get(thread)
+        return time.monotonic() if hold is None else hold.since
+
+    def settled(self, thread: str, used: Guard | None) -> Guard | None:
+        """The guard of now, once nobody is taking the thread or giving it back.
+
+        Raises:
+            LookupError: it is the one that was used.
+        """
+        hold = self._holds.get(thread)
+        with nullcontext() if hold is None else hold.lock:
+            guard = self.guard(thread)
+        if guard == used:
+            raise LookupError(thread)
+        return guard
+
+
+class _Hold:
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.users = 0
+        self.grant: Grant | None = None
+        self.since = 0.0

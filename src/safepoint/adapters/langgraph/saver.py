@@ -35,9 +35,9 @@ from safepoint.adapters.langgraph.versions import Verdict, decide, next_version,
 from safepoint.aio import Offload
 from safepoint.checkpointer import Checkpointer
 from safepoint.codec import states
-from safepoint.errors import Conflict, NotFound, SafepointError, UsageError
+from safepoint.errors import Conflict, LeaseHeld, LeaseLost, NotFound, SafepointError, UsageError
 from safepoint.model import Retention, check_id, new_id, now, to_us
-from safepoint.rows import CheckpointRow, Commit, Head, TaskPatch, WriteRow, replace
+from safepoint.rows import CheckpointRow, Commit, Committed, Grant, Head, TaskPatch, WriteRow, replace
 from safepoint.rules.recovery import next_name
 from safepoint.stores import holder
 from safepoint.stores.base import Store
@@ -149,7 +149,9 @@ class SafepointSaver(BaseCheckpointSaver[Any]):
         Raises:
             Damaged, RefusedType, NewerFormat: it is there and cannot be loaded; names thread and checkpoint.
         """
-        return reading.load(self, Where.of(config))
+        where = Where.of(config)
+        self._records.saw(where.thread, where.ns)
+        return reading.load(self, where)
 
     def list(
         self,
@@ -160,6 +162,9 @@ class SafepointSaver(BaseCheckpointSaver[Any]):
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
         """Checkpoints, newest first; values are read and decoded when they are first looked at."""
+        if config is not None:
+            where = Where.of(config)
+            self._records.saw(where.thread, where.ns)
         for page in reading.pages(self, config, filter, before, limit):
             yield from page
 
@@ -232,7 +237,7 @@ class SafepointSaver(BaseCheckpointSaver[Any]):
                 # The newest is the one to go on from, for people and tools too.
                 patch=TaskPatch(branch=branch) if ns == "" else None,
             )
-            done = self.store.commit(commit)
+            done = self._commit(commit)
             assert done.seq is not None
             return Node(Head(done.seq, row.id), branch, packed)
 
@@ -369,7 +374,7 @@ class SafepointSaver(BaseCheckpointSaver[Any]):
             return
         # Of two special writes of one kind in a call, the last one stands.
         unique = {row.key: row for row in rows}
-        self.store.commit(
+        self._commit(
             Commit(
                 task=thread,
                 id=new_id(),
@@ -379,6 +384,20 @@ class SafepointSaver(BaseCheckpointSaver[Any]):
                 guard=self._records.guard(thread),
             )
         )
+
+    def _commit(self, commit: Commit) -> Committed:
+        """Commit as whoever holds the thread in this process. Tools take it and give it back while others put: then once more."""
+        while True:
+            try:
+                return self.store.commit(commit)
+            except (LeaseHeld, LeaseLost):
+                try:
+                    commit = replace(commit, guard=self._records.settled(commit.task, commit.guard))
+                except LookupError:
+                    pass
+                else:
+                    continue
+                raise
 
     # -- removing and copying
 
@@ -414,14 +433,18 @@ class SafepointSaver(BaseCheckpointSaver[Any]):
             LeaseHeld: somebody else holds it. LeaseLost, from a put: it was taken over.
         """
         thread = check_id(str(thread_id))
-        if self._records.guard(thread) is not None:
-            raise UsageError(f"thread {thread!r} is held by this saver already", "", "Use one `with exclusive(…)` at a time.")
-        grant = self.store.acquire(thread, holder.describe("langgraph"), steal=steal)
+        self.hold(thread, steal=steal)
         try:
-            with self._records.holding(thread, grant.guard):
-                yield
+            yield
         finally:
-            self.store.release(thread, grant, TaskPatch(status="idle"))
+            self.let_go(thread)
+
+    def hold(self, thread: str, *, steal: bool = False) -> Grant:
+        """Take a thread for this saver; ``let_go`` has to follow. For ``exclusive``, and for tools while they run."""
+        return self._records.take(thread, lambda: self.store.acquire(thread, holder.describe("langgraph"), steal=steal))
+
+    def let_go(self, thread: str, status: str = "idle") -> None:
+        self._records.give(thread, lambda grant: self.store.release(thread, grant, TaskPatch(status=status)))
 
     # -- versions and types
 
@@ -450,6 +473,9 @@ class SafepointSaver(BaseCheckpointSaver[Any]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
+        if config is not None:
+            where = Where.of(config)
+            self._records.saw(where.thread, where.ns)
         pages = reading.pages(self, config, filter, before, limit)
         while (page := await self._off(lambda: next(pages, None))) is not None:
             for found in page:
