@@ -14,10 +14,10 @@ import pytest
 import safepoint
 from safepoint import Retention, State, _probe
 from safepoint.model import Obj
-from safepoint.rows import Image, Lost
+from safepoint.rows import Image, Lost, replace
 from safepoint.stores.base import Store
 from safepoint.stores.url import open_store
-from safepoint.testing.build import Writer
+from safepoint.testing.build import Writer, obj, write_row
 from tests.support import agents, sweeping
 from tests.support.children import Server
 from tests.support.rawrows import redis_client
@@ -53,17 +53,28 @@ def names(store: Store, task: str = "long") -> set[bytes]:
 
 
 def check_whole(store: Store) -> set[int]:
-    """All that is kept can be read, each checkpoint has the calls of its step, and no other call is there; what is left."""
+    """All that is kept can be read, each checkpoint has the calls of its step and what was recorded against it, and no other is there; what is left."""
     seqs = [row.seq for row in store.headers("long")]
     assert store.unreadable("long", seqs) == {}
     calls, objects = store.calls("long")
     assert [call.base_seq for call in calls] == sorted(seqs)
     assert all(call.result_refs in objects for call in calls)
+    writes, objects = store.writes("long")
+    assert sorted(int(write.checkpoint[1:]) for write in writes) == sorted([*seqs, LENGTH + 1])
+    assert all(write.refs in objects for write in writes)
     row = store.task("long")
     assert row is not None
     assert row.checkpoints == len(seqs)
     assert [part for part in store.walk("long") if isinstance(part, Lost)] == []
     return set(seqs)
+
+
+def image_of_a_long_task(milestones: int = 0) -> Image:
+    """With something recorded against each checkpoint, and against the next, which never comes."""
+    image = sweeping.long_task(LENGTH, milestones=milestones)
+    objects = [obj(b"recorded %d" % seq) for seq in range(1, LENGTH + 2)]
+    writes = [write_row(f"c{seq}", [of]) for seq, of in enumerate(objects, 1)]
+    return replace(image, writes=tuple(writes), objects=(*image.objects, *objects))
 
 
 STAY = {*range(LENGTH - 1, LENGTH + 1), *range(MILESTONES, LENGTH + 1, MILESTONES)}
@@ -72,7 +83,7 @@ STAY = {*range(LENGTH - 1, LENGTH + 1), *range(MILESTONES, LENGTH + 1, MILESTONE
 @pytest.mark.scaled
 @pytest.mark.parametrize("point", ["sweep.rows", "sweep.marked", "sweep.objects"])
 def test_a_clean_up_killed_at_a_point(point: str, url: str, store: Store, server: Server) -> None:
-    image = sweeping.long_task(LENGTH, milestones=MILESTONES)
+    image = image_of_a_long_task(MILESTONES)
     assert store.write_task(image)
     hits = server.run(sweeping.small_cleaner, url, "long")
     assert hits[point] > 0
@@ -101,7 +112,7 @@ def writer_of_a_task(url: str, image: Image, point: str, nth: int) -> Any:
 
 @pytest.mark.parametrize("point", ["redis.send", "write_task.staged", "write_task.before", "write_task.after"])
 def test_a_whole_task_is_there_or_not(point: str, url: str, store: Store, server: Server) -> None:
-    image = sweeping.long_task(LENGTH)
+    image = image_of_a_long_task()
     hits = server.run(writer_of_a_task, url, image, "", 0)
     assert store.delete_task("long")
     for nth in sorted({1, 1 + hits[point] // 2, hits[point]}):

@@ -26,7 +26,7 @@ from tests.support.servers import fresh_redis_url, shared_cluster
 SAVER = """
 import random, sys
 from safepoint.stores.url import open_store
-from safepoint.testing.build import Writer, obj
+from safepoint.testing.build import Writer, obj, write_row
 
 store, name, rounds = open_store(sys.argv[1], durability="process"), sys.argv[2], int(sys.argv[3])
 rng, writer, items, known_names = random.Random(name), Writer(store, "task", branch=name), [], []
@@ -43,6 +43,14 @@ for i in range(rounds):
     missing = {page.name, *(o.name for o in (*items, *big))} - set(objects)
     if missing:
         sys.exit(f"{len(missing)} objects of {writer.seq} are missing")
+    if i % 3 == 0:
+        # Recorded against the head, with which it goes, and against none that ever comes; both leave out what the head has.
+        word, of = obj(b"word %d" % rng.randrange(40)), f"{name} {i % 20}"
+        rows = [write_row(writer.head.id, [page], writer=name), write_row(of, [items[-1], word], writer=name, idx=-1)]
+        writer.record(*rows, objects=[word], stands_on=writer.head)
+        rows, objects = store.writes("task", checkpoints=[of])
+        if {items[-1].name, word.name} - set(objects):
+            sys.exit(f"objects of what was recorded against {of} are missing")
 print("ok")
 """
 
@@ -100,6 +108,12 @@ def test_four_savers_and_two_sweepers_break_nothing(url: str, store: Store) -> N
         found = store.read("task", seq=header.seq)
         assert found is not None
         reached |= set(found[1])
+    writes, objects = store.writes("task")
+    refs = [row.refs[i : i + 16] for row in writes for i in range(0, len(row.refs), 16)]
+    assert len(refs) > 40
+    assert reached | set(objects) >= {*refs}
+    assert all(row.checkpoint.startswith("b") or store.read("task", id=row.checkpoint) for row in writes)
+    reached |= set(objects)
     assert {part.name for part in store.walk("task") if isinstance(part, Obj)} == reached
 
 

@@ -516,15 +516,19 @@ class _Mark:
 
     def _writes(self, without: set[bytes], todo: list[bytes]) -> Iterator[None]:
         lists = groups(self.client, self._key)
-        for group, fields in zip(lists, rows_in(self.client, self._key, lists), strict=True):
-            for field, value in values_of(self.client, self._key, fields):
+        for i in range(0, len(lists), PAGE):
+            part = lists[i : i + PAGE]
+            of = {
+                field: group for group, rows in zip(part, rows_in(self.client, self._key, part), strict=True) for field in rows
+            }
+            for field, value in values_of(self.client, self._key, list(of)):
                 self._rows.discard(field)
                 if value is None:
                     continue
                 row = layout.write(field, value)
                 if len(row.refs) & 15 or not row.seal:
                     raise self._damaged(field)
-                if group not in without:
+                if of[field] not in without:
                     self._reach(names_in(row.refs), field, todo)
             yield
 

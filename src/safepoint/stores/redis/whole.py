@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from safepoint import _probe
 from safepoint.errors import Damaged, SafepointError, Unavailable
-from safepoint.rows import CheckpointRow, Image, Part, TaskRow, WriteRow
+from safepoint.rows import CheckpointRow, Image, Part, TaskRow
 from safepoint.stores import whole
 from safepoint.stores.redis import layout, walk
 from safepoint.stores.redis.fields import BYTES, groups, numbered, rows_in, values_of
@@ -110,7 +110,6 @@ def _facts(client: Client, task: str, at: Start) -> whole.Facts | None:
     """By what the task is told apart, as far as it can be read; None if it cannot."""
     key = client.keys.task(task)
     found: list[frozenset[tuple[int, bytes]]] = []
-    writes: list[WriteRow] = []
     try:
         for prefix, block, last, make in (
             (b"h:", "k", at.numbers.seq, layout.header),
@@ -121,8 +120,8 @@ def _facts(client: Client, task: str, at: Start) -> whole.Facts | None:
             rows = (make(int(f[2:]), v) for f, v in values_of(client, key, fields) if v is not None)
             found.append(frozenset((row.seq if isinstance(row, CheckpointRow) else row.no, row.seal) for row in rows))
         branches = [branch(name, head, fixed) for name, head, fixed in branch_values(client, key, list(at.branches))]
-        for names in rows_in(client, key, groups(client, key)):
-            writes += [layout.write(name, value) for name, value in values_of(client, key, names) if value is not None]
+        names = [name for rows_ in rows_in(client, key, groups(client, key)) for name in rows_]
+        writes = [layout.write(name, value) for name, value in values_of(client, key, names) if value is not None]
     except Damaged:
         return None
     checkpoints, calls, pauses = found
