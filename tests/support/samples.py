@@ -1,12 +1,14 @@
 """Values of every type that a state may hold: sample classes, Hypothesis strategies, and a comparison that knows no codec."""
 
 import math
+import re
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, Flag, IntEnum, IntFlag, StrEnum, auto
 from fractions import Fraction
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import UUID
@@ -236,6 +238,8 @@ _HASHABLE_LEAVES = st.one_of(
     st.floats(),
     _ANY_TEXT,
     st.binary(max_size=8),
+    st.ip_addresses() | st.sampled_from([IPv4Interface("10.0.0.1/8"), IPv6Network("fe80::/10"), IPv6Address("fe80::1%eth0")]),
+    st.sampled_from([re.compile("a|b"), re.compile(b"[^x]*", re.DOTALL), re.compile("é", re.ASCII | re.IGNORECASE)]),
     st.dates(),
     _times(st.datetimes()),
     _times(st.times()),
@@ -435,6 +439,11 @@ GOLDEN_SINCE: dict[str, str] = {
     "np_datetime": "np.datetime64('2024-02-29T01', 'h')",
     "np_void": "np.zeros(1, [('a', '>i2'), ('b', 'S2')])[0]",
     "sdk_openai": "sdk_message({'role': 'assistant', 'content': None, 'x': [1, 1.0]})",
+    "ipv4": "IPv4Interface('10.0.0.1/8')",
+    "ipv6": "IPv6Address('fe80::1%eth0')",
+    "ip_network": "IPv4Network('10.0.0.0/8')",
+    "pattern": "re.compile('a+', re.IGNORECASE)",
+    "pattern_bytes": "re.compile(b'[x]')",
     "sdk_parsed": "sdk_message({'role': 'assistant', 'content': '1'}, parsed=(1,))",
 }
 
@@ -452,4 +461,4 @@ def golden(name: str) -> Any:
     return eval((GOLDEN | GOLDEN_SINCE)[name])
 
 
-_USED_IN_GOLDEN = (Counter, OrderedDict, Fraction, PurePath, UUID, date)
+_USED_IN_GOLDEN = (Counter, OrderedDict, Fraction, PurePath, UUID, date, IPv4Network, IPv4Address, IPv6Interface)

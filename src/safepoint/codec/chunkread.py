@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from hashlib import sha256
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
@@ -38,8 +39,23 @@ from safepoint.errors import Damaged, SafepointError
 from safepoint.model import Obj
 
 _T = TypeVar("_T")
+
+
+def nested(depth: int) -> Any:
+    """The type of a value of text, numbers, lists and dicts with text keys, with so many containers in one another."""
+    scalar = None | bool | int | float | str
+    found: Any = scalar
+    for _ in range(depth):
+        found = scalar | list[found] | dict[str, found]
+    return found
+
+
+# What messages are made of. Such a page is read in one call in C, without the walk over what it gave: there is nothing in it that
+# the walk would change or refuse. Whatever does not fit goes the long way, and so does what is damaged.
+_FIRM: Final = msgspec.msgpack.Decoder(list[nested(8)])  # type: ignore[misc]
 _MAP: Final = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 _LEAF: Final = msgspec.msgpack.Decoder(tuple[int, list[msgspec.Raw]])
+_SIZE: Final = msgspec.msgpack.Decoder(int)
 _INDEX: Final = msgspec.msgpack.Decoder(tuple[int, int, int])
 _ROOT: Final = msgspec.msgpack.Decoder(tuple[int, int, list[int], list[msgspec.Raw]])
 
@@ -248,13 +264,19 @@ class Reader:
             if level == 0:
                 if obj.data[:1] != b"l":
                     raise _damaged(f"{what} is no leaf page", f"its kind is {obj.data[:1]!r}")
-                size, raws = read_part(_LEAF, obj.data[1:])
-                cursor = _Cursor(obj.refs)
-                objs, deep = self._items(raws, cursor, work)
-                cursor.end(what)
+                simple = self._simple(obj, work)
+                if simple is not None:
+                    size, objs = simple
+                    deep: _Deep = {}
+                else:
+                    size, raws = read_part(_LEAF, obj.data[1:])
+                    cursor = _Cursor(obj.refs)
+                    objs, deep = self._items(raws, cursor, work)
+                    cursor.end(what)
+                n = len(work.values) - start
                 below = tuple([name for _, names in deep.values() for name in names])
                 code = None if deep else _code_later(obj, objs)
-                work.leaves.append(Page(obj, len(raws), size, None, _thaw_later(obj, objs, deep), below, None, code))
+                work.leaves.append(Page(obj, n, size, None, _thaw_later(obj, objs, deep), below, None, code))
                 return
             if obj.data[:1] != b"i":
                 raise _damaged(f"{what} is no index page", f"its kind is {obj.data[:1]!r}")
@@ -269,6 +291,38 @@ class Reader:
         if own != level or len(work.values) - start != n:
             raise _damaged(f"{what} cannot be read", "its level or count is not that of its place")
         work.uppers[level - 1].append(Upper(obj, len(obj.refs) // 16, n, size))
+
+    def firm(self, items: bytes, work: _List) -> list[Any]:
+        """The items of a page, if text, numbers, lists and dicts are all that is in them; else msgspec's error. For subclasses too,
+        which may make more of the items of a list."""
+        return cast(list[Any], _FIRM.decode(items))
+
+    def _simple(self, page: Obj, work: _List) -> tuple[int, list[Obj]] | None:
+        """Read a leaf page each of whose items is an object of its own that is made of what ``_FIRM`` takes; None if it is another."""
+        data, refs, get = page.data, page.refs, self.objects.get
+        items = _all_refs(len(refs) // 16)
+        if not refs or len(refs) % 16 or not data.endswith(items) or data[1:2] != b"\x92":
+            return None
+        objs: list[Obj] = []
+        codes = [array_head(len(refs) // 16)]
+        for name in names_in(refs):
+            obj = get(name)
+            if obj is None:
+                return None
+            own, below, code = obj
+            if below or own != name or code[:1] != b"v" or sha256(LEAF + code).digest()[:16] != name:
+                return None
+            objs.append(obj)
+            codes.append(code[1:])
+        joined = b"".join(codes)
+        try:
+            size = _SIZE.decode(data[2 : -len(items)])
+            values = self.firm(joined, work)
+        except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
+            return None
+        self.spend(len(joined))
+        work.values += values
+        return size, objs
 
     def _items(self, raws: list[msgspec.Raw], cursor: _Cursor, work: _List) -> tuple[list[Obj], _Deep]:
         """Revive the items of a page or tail, all in one call."""
@@ -308,13 +362,28 @@ class Reader:
             deep[k] = size_of(node), tuple(all_names(node))[1:]
             return value
 
+        joined = b"".join(parts)
         try:
-            work.values += self.decode(b"".join(parts), work.path, revive)
+            values = self.firm(joined, work)
+        except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
+            pass
+        else:
+            self.spend(len(joined))
+            work.values += values
+            return objs, deep
+        try:
+            work.values += self.decode(joined, work.path, revive)
         except SafepointError:
             # Packed one by one, an item may be nested as deep as a value may, and that is one level more with the list around
             # it. If it is something else, this says it again, with the right index.
             work.values += [self.decode(part, f"{work.path}[{start + j}]", revive) for j, part in enumerate(parts[1:])]
         return objs, deep
+
+
+@lru_cache(maxsize=128)
+def _all_refs(n: int) -> bytes:
+    """The items of a page whose every item is an object."""
+    return array_head(n) + b"".join([ref_code(i) for i in range(n)])
 
 
 def _opened(code: bytes, first: bytes) -> dict[str, msgspec.Raw] | None:

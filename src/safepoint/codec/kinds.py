@@ -17,6 +17,7 @@ from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from enum import Enum
 from fractions import Fraction
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from pathlib import PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
 from typing import Any, cast
 from zoneinfo import ZoneInfo
@@ -331,6 +332,40 @@ def _path_revive(payload: Any, _name: str, _registry: Registry) -> PurePath:
     return _PATHS[flavour](text)
 
 
+# Addresses and patterns
+
+_ADDRESSES = (IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network)
+_ADDRESS_NAMES: dict[str, Any] = {cls.__name__: cls for cls in _ADDRESSES}
+
+
+def _address_reduce(value: Any, _registry: object = None) -> list[str]:
+    return [type(value).__name__, str(value)]
+
+
+def _address_revive(payload: Any, _name: str, _registry: Registry) -> Any:
+    name, text = payload
+    value = _ADDRESS_NAMES[name](text)
+    if _address_reduce(value) != payload:
+        raise damaged("an address that was not written by safepoint")
+    return value
+
+
+def _pattern_reduce(value: re.Pattern[Any], _registry: Registry) -> list[Any]:
+    if value.flags & re.DEBUG:
+        raise Fault(RefusedType, "it was compiled with re.DEBUG, which prints", "Compile it without", type="re.Pattern")
+    return [value.pattern, value.flags]
+
+
+def _pattern_revive(payload: Any, _name: str, _registry: Registry) -> re.Pattern[Any]:
+    pattern, flags = payload
+    if type(pattern) not in (str, bytes) or type(flags) is not int or flags & re.DEBUG:
+        raise damaged("not the parts of a pattern")
+    value = re.compile(pattern, flags)
+    if value.flags != flags:
+        raise damaged("a pattern that was not written by safepoint")
+    return value
+
+
 # Containers
 
 
@@ -459,4 +494,6 @@ BUILTIN_KINDS: tuple[Kind, ...] = (
     ),
     Kind(23, "deque", (deque,), lambda value, _: [value.maxlen, *value], _deque_revive, list, head=1),
     _scalar(24, UnsetType, lambda _: None, lambda _: UNSET, type(None)),
+    Kind(25, "ipaddress", _ADDRESSES, _address_reduce, _address_revive),
+    Kind(26, "pattern", (re.Pattern,), _pattern_reduce, _pattern_revive),
 )

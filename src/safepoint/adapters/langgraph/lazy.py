@@ -8,10 +8,10 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from safepoint.adapters.langgraph.wrapping import unwrapped_value
-from safepoint.codec.chunkread import _MAP, Reader, _Cursor, _opened, read_part
+from safepoint.adapters.langgraph.wrapping import read_messages, unwrapped_value, wrapped_value
+from safepoint.codec.chunkread import _MAP, Reader, _Cursor, _List, _opened, read_part
 from safepoint.codec.chunks import Packed, root_digest
-from safepoint.codec.nodes import Node, Split, map_size
+from safepoint.codec.nodes import Node, Page, Split, Tree, dump, item_level, map_size
 from safepoint.codec.registry import Registry
 from safepoint.errors import Damaged
 from safepoint.model import Obj
@@ -41,17 +41,53 @@ class _Name(bytes):
     __slots__ = ()
 
 
+class _ListReader(Reader):
+    """Reads one channel, and makes LangChain's messages of the items of a list as it goes."""
+
+    def __init__(self, objects: Mapping[bytes, Obj], registry: Registry, size: int | None) -> None:
+        super().__init__(objects, registry, None, size)
+        self.firm_at: set[int] = set()
+        """Where those pages of the list begin that marshal can tell from all else; see ``nodes.plain``."""
+
+    def firm(self, items: bytes, work: _List) -> list[Any]:
+        if work.level != item_level(0):
+            return super().firm(items, work)
+        try:
+            values = read_messages(items)
+        except msgspec.MsgspecError:  # mixed with others, or none at all
+            values = super().firm(items, work)
+        self.firm_at.add(len(work.values))
+        return values
+
+    def mark(self, value: list[Any], tree: Tree) -> None:
+        """Give the pages the marks that the next pack will compare with. ``value`` has been in nobody's hands yet."""
+        plain = wrapped_value(value)
+        leaves: list[Page] = []
+        pos = 0
+        for page in tree.leaves:
+            if pos in self.firm_at:
+                part = plain[pos : pos + page.n]  # has a name, as in the pack: marshal's bytes tell how often a thing is held
+                mark, head = dump(part), dump(part[0])
+                if mark is not None and head is not None:
+                    page = Page(page.obj, page.n, page.size, mark, (), (), hash(head))
+            leaves.append(page)
+            pos += page.n
+        tree.leaves = tuple(leaves)
+
+
 class Parts:
     """The parts of a root, in their stored form, and what has been decoded of them."""
 
-    def __init__(self, root: bytes, refs: bytes, objects: Objects, registry: Registry, size: int | None, at: str) -> None:
+    def __init__(
+        self, root: bytes, refs: bytes, objects: Objects, registry: Registry, size: int | None, at: str, marked: bool = False
+    ) -> None:
         self.root = root
         self.refs = refs
         self.at = at
         self._registry = registry
         self._size = size
+        self._marked = marked
         self._objects = objects
-        self._reader: Reader | None = None
         self._nodes: dict[str, Node] = {}
         try:
             raws = read_part(_MAP, root)
@@ -73,12 +109,10 @@ class Parts:
     def damaged(self, why: str) -> Damaged:
         return Damaged(f"{self.at} cannot be loaded", why, "Load an earlier checkpoint.")
 
-    @property
-    def reader(self) -> Reader:
-        if self._reader is None:
-            objects = self._objects() if callable(self._objects) else self._objects
-            self._reader = Reader(objects, self._registry, None, self._size)
-        return self._reader
+    def _reader(self) -> _ListReader:
+        if callable(self._objects):
+            self._objects = self._objects()
+        return _ListReader(self._objects, self._registry, self._size)
 
     @property
     def channels(self) -> dict[str, bytes]:
@@ -86,7 +120,7 @@ class Parts:
         if self._channels is None:
             part = self.parts.get("agent_state", b"")
             if type(part) is _Name:
-                obj = self.reader.get(part)
+                obj = self._reader().get(part)
                 cursor = _Cursor(obj.refs)
                 self._channels = _children(self._members(obj.data[1:] if obj.data[:1] == b"v" else b""), cursor)
                 cursor.end("agent_state")
@@ -104,8 +138,15 @@ class Parts:
         """The value of a channel, made anew."""
         code = self.channels[name]
         path = f"{self.at}: channel {name!r}"
-        plain, node = self._read(code, path, 1)
-        value = unwrapped_value(plain, path)
+        if type(code) is _Name:
+            reader = self._reader()
+            plain, node = reader.object(code, path, 1)
+            value = unwrapped_value(plain, path)
+            if self._marked and type(node) is Tree:
+                reader.mark(value, node)
+        else:
+            plain, node = self._read(code, path, 1)
+            value = unwrapped_value(plain, path)
         self._nodes.setdefault(name, node)
         return value
 
@@ -120,10 +161,9 @@ class Parts:
 
     def _read(self, code: bytes, path: str, level: int) -> tuple[Any, Node]:
         if type(code) is _Name:
-            return self.reader.object(code, path, level)
+            return self._reader().object(code, path, level)
         # What is inline needs no objects: none are fetched for it.
-        reader = self._reader or Reader({}, self._registry, None, self._size)
-        return reader.decode(code, path), code
+        return Reader({}, self._registry, None, self._size).decode(code, path), code
 
     def packed(self) -> Packed:
         """All of it as a base for the next pack. Decodes what has not been decoded."""

@@ -25,6 +25,7 @@ from __future__ import annotations
 import marshal
 from typing import Any, Final, NamedTuple, cast
 
+import msgspec
 from langchain_core import documents, messages
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.store import base as store
@@ -32,9 +33,10 @@ from langgraph.types import Command, Interrupt, Overwrite, PregelTask, Send, Sta
 from pydantic import BaseModel
 
 from safepoint.codec import MAX_DEPTH
+from safepoint.codec.chunkread import nested
 from safepoint.errors import Damaged, RefusedType
 
-__all__ = ["CLASS", "MODELS", "SHAPED", "unwrapped", "unwrapped_value", "wrapped", "wrapped_value"]
+__all__ = ["CLASS", "MODELS", "SHAPED", "read_messages", "unwrapped", "unwrapped_value", "wrapped", "wrapped_value"]
 
 CLASS: Final = "@class"
 """The key that tells a plain form from a dict of the application's; one with that key is stored as ``{"@class": "dict"}``."""
@@ -230,24 +232,38 @@ def unwrapped_value(value: Any, path: str) -> Any:
     """
     if type(value) is not list:
         return unwrapped(value, path)
-    by_name = _QUICK
     for i, item in enumerate(value):
         if type(item) is dict and CLASS in item:
-            # The hot loop of every load; ``_revive`` says the same at length.
-            if len(item) == 3:
-                name, fields, names = item.get(CLASS), item.get("fields"), item.get("set")
-                if type(name) is str and type(fields) is dict and type(names) is list:
-                    info = by_name.get(name)
-                    if info is not None and fields.keys() == info.fields:
-                        made: Any = _new(info.cls)
-                        value[i] = made
-                        _put_dict(made, fields)
-                        _put_set(made, set(names))
-                        _put_extra(made, {})
-                        _put_private(made, None)
-                        continue
             value[i] = _revive(item, f"{path}[{i}]")
     return value
+
+
+# A message that has nothing but its fields, as msgspec reads it; what it holds is checked on the way.
+_PARTS: Final[list[Any]] = [("name", str, msgspec.field(name=CLASS)), ("fields", dict[str, nested(7)]), ("set", set[str])]  # type: ignore[misc]
+_STORED: Final = msgspec.msgpack.Decoder(
+    list[msgspec.defstruct("Stored", _PARTS, forbid_unknown_fields=True, gc=False)]  # type: ignore[misc]
+)
+
+
+def read_messages(items: bytes) -> list[Any]:
+    """The hot loop of every load: items of a list that are all LangChain messages, straight from their encoding.
+
+    Raises:
+        msgspec.MsgspecError: one of them is something else, or is to be looked at closely.
+    """
+    made: list[Any] = []
+    add = made.append
+    for stored in _STORED.decode(items):
+        info = _QUICK.get(stored.name)
+        if info is None or stored.fields.keys() != info.fields:
+            raise msgspec.ValidationError("not the fields of a message")
+        message: Any = _new(info.cls)
+        _put_dict(message, stored.fields)
+        _put_set(message, stored.set)
+        _put_extra(message, {})
+        _put_private(message, None)
+        add(message)
+    return made
 
 
 def unwrapped(value: Any, path: str) -> Any:
