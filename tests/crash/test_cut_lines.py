@@ -151,7 +151,7 @@ def moments(groups: list[list[int]], small: int, most: int) -> list[int]:
 def test_a_line_that_breaks_is_not_noticed(fault: Fault, line: Line) -> None:
     seen, expected = line.whole
     action, way, part = fault
-    for n in moments(seen[way], 2, 14):
+    for n in moments(seen[way], 2, 9):
         when = f"{fault} at {n}"
         line.proxy.rewind()
         line.proxy.arm(action, way, n, part)
@@ -201,7 +201,7 @@ def test_a_line_that_stays_broken_is_unavailable_in_time(fault: Fault, line: Lin
     seen, expected = line.whole
     action, way, part = fault
     noticed = 0
-    for n in moments(seen[way], 1, 4):
+    for n in moments(seen[way], 1, 3):
         when = f"{fault} at {n}"
         line.proxy.rewind()
         if action == "delay":
@@ -238,7 +238,7 @@ def lived(line: Line, healed: Any, late: float) -> tuple[str, Life]:
 @pytest.mark.scaled
 def test_an_outage_shorter_than_the_timeout_is_not_noticed(line: Line) -> None:
     seen, expected = line.whole
-    for i, n in enumerate(moments(seen["up"], 2, 5)):
+    for i, n in enumerate(moments(seen["up"], 2, 4)):
         line.proxy.rewind()
         line.proxy.arm("hold", "up", n, ("before", "after")[i % 2])
         done = threading.Event()

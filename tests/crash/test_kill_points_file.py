@@ -50,7 +50,7 @@ def agent_hits(server: Server, effects: Effects, tmp_path_factory: pytest.TempPa
 @pytest.mark.scaled
 @pytest.mark.parametrize("point", AGENT_POINTS)
 def test_an_agent_killed_at_a_point(point: str, server: Server, effects: Effects, agent_hits: Counter[str], db: str) -> None:
-    rounds = scale(1, 8)
+    rounds = scale(1, 5)
     for r, nth in enumerate(nth_hits(agent_hits[point], rounds + 1)[1 : rounds + 1]):
         world, task = effects.world(), f"t{r}"
         child = server.start(agents.work, db, task, world, point, nth)
@@ -64,7 +64,7 @@ def test_an_agent_killed_at_a_point(point: str, server: Server, effects: Effects
 @pytest.mark.parametrize("point", SAVER_POINTS)
 def test_a_saver_killed_at_a_point(point: str, server: Server, db: str, tmp_path: Path) -> None:
     hits = server.run(agents.saver, f"file:///{tmp_path}/count", "t", ROUNDS, SIZE)
-    rounds = scale(2, 12)
+    rounds = scale(2, 6)
     for r, nth in enumerate(nth_hits(hits[point], rounds)[:rounds]):
         task = f"t{r}"
         child = server.start(agents.saver, db, task, ROUNDS, SIZE, point, nth)
@@ -106,4 +106,4 @@ def test_a_task_is_deleted_whole_or_not_at_all(point: str, server: Server, db: s
 
 @pytest.mark.scaled
 def test_killed_at_random(server: Server, effects: Effects, db: str) -> None:
-    killed_at_random_moments("process", scale(12, 300) // 2, server, effects, db)
+    killed_at_random_moments("process", scale(12, 160) // 2, server, effects, db)

@@ -271,7 +271,7 @@ def test_a_holder_in_another_pid_namespace_is_not_taken_for_dead(
 @pytest.mark.scaled
 @pytest.mark.parametrize("gil", [False, True], ids=["sleeps", "holds-the-GIL"])
 def test_a_long_tool_loses_no_lease(gil: bool, server: Server, db: str) -> None:
-    seconds = scale(2, 8) if gil else scale(3, 20 if clocked(db) else 60)
+    seconds = scale(2, 8) if gil else scale(3, 10 if clocked(db) else 60)
     # A lease that would have run out long before, if it had a clock; where it has one, it is renewed, but not while nobody can.
     lease = 4.0 * seconds if gil and clocked(db) else 1.0
     child = server.start(races.slow_agent, db, "t", seconds, gil, lease)

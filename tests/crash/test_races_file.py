@@ -51,7 +51,7 @@ def test_what_several_processes_count_is_counted(server: Server, tmp_path: Path)
     with safepoint.open(url) as cp:
         for task in ("t0", "t1"):
             cp.save(State(task, agent_state={"n": 0}))
-    children = [server.start(hammer, url, seed, scale(2, 20)) for seed in range(4)]
+    children = [server.start(hammer, url, seed, scale(2, 10)) for seed in range(4)]
     counts = [child.result() for child in children]
     with safepoint.open(url) as cp:
         for task in ("t0", "t1"):
@@ -96,5 +96,5 @@ def come_and_go(url: str, seed: int, seconds: float) -> int:
 def test_tasks_come_and_go_while_others_open_and_read(server: Server, tmp_path: Path) -> None:
     """Nobody is told that something is damaged or cannot be used, because another one has just made or removed it."""
     url = f"file:///{tmp_path}/store"
-    children = [server.start(come_and_go, url, seed, scale(2, 20)) for seed in range(4)]
+    children = [server.start(come_and_go, url, seed, scale(2, 10)) for seed in range(4)]
     assert all(child.result() > 0 for child in children)

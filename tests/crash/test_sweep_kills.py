@@ -96,7 +96,7 @@ def test_field_case_84c_a_clean_up_killed_at_a_point(point: str, server: Server,
 @pytest.mark.scaled
 def test_others_do_not_wait_for_a_large_clean_up(server: Server, tmp_path: Path) -> None:
     db = made(tmp_path / "a.db", LENGTH)
-    other = server.start(sweeping.beside, str(db), "other", 1.5 if not SOAK else 30.0)
+    other = server.start(sweeping.beside, str(db), "other", 1.5 if not SOAK else 20.0)
     other.until("ready")
     deleted, calls, objects, seconds, hits = server.run(sweeping.cleaner, str(db), "long", KEEP)
     assert (deleted, calls) == (LENGTH - len(stay(LENGTH)),) * 2

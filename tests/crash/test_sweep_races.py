@@ -78,7 +78,7 @@ def test_savers_that_drop_add_again_and_fork_against_two_sweepers(large: bool, s
     url = f"sqlite:///{tmp_path}/agent.db"
     with safepoint.open(url) as cp:
         cp.save(State("shared", messages=sweeping.WORDS[:5]))
-    seconds = scale(1, 30)
+    seconds = scale(1, 10)
     savers = [server.start(sweeping.dropper, url, f"s{i}", seconds) for i in range(4)]
     sweepers = [server.start(sweeping.sweeper, url, seconds, large) for _ in range(2)]
     saves = sum(child.result() for child in savers)

@@ -90,7 +90,7 @@ def store(url: str) -> Iterator[Store]:
 @pytest.mark.parametrize("large", [False, True], ids=["in one transaction", "in many"])
 def test_four_savers_and_two_sweepers_break_nothing(large: bool, url: str, store: Store) -> None:
     assert store.tasks() == []  # the tables are there
-    rounds, seconds = scale(40, 3000), scale(1, 20)
+    rounds, seconds = scale(40, 1500), scale(1, 10)
 
     def start(script: str, *args: object) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", script, url, *map(str, args)]
@@ -126,7 +126,7 @@ def test_four_savers_and_two_sweepers_break_nothing(large: bool, url: str, store
 def test_savers_that_drop_add_again_and_fork_against_two_sweepers(large: bool, url: str, server: Server) -> None:
     with safepoint.open(url) as cp:
         cp.save(State("shared", messages=sweeping.WORDS[:5]))
-    seconds = scale(1, 10)
+    seconds = scale(1, 5)
     savers = [server.start(sweeping.dropper, url, f"s{i}", seconds) for i in range(4)]
     sweepers = [server.start(sweeping_postgres.sweeper, url, seconds, large) for _ in range(2)]
     saves = sum(child.result() for child in savers)
@@ -144,7 +144,7 @@ def test_savers_that_drop_add_again_and_fork_against_two_sweepers(large: bool, u
 
 # -- a large task
 
-LENGTH, KEEP, MILESTONES, PINNED = scale(3_000, 40_000), 100, 50, (7, 8)
+LENGTH, KEEP, MILESTONES, PINNED = scale(3_000, 20_000), 100, 50, (7, 8)
 
 
 def stay(length: int) -> set[int]:
@@ -237,7 +237,7 @@ def test_a_deletion_killed_at_a_point_is_done_or_not_and_leaves_nothing_for_good
 @pytest.mark.scaled
 def test_others_do_not_wait_for_a_large_clean_up(url: str, store: Store, server: Server) -> None:
     assert store.write_task(sweeping_postgres.written_task(LENGTH, milestones=MILESTONES, pinned=PINNED))
-    beside = server.start(_beside, url, "other", scale(2, 15))
+    beside = server.start(_beside, url, "other", scale(2, 8))
     beside.until("ready")
     began = time.monotonic()
     with safepoint.open(url, retention=Retention.keep_all(), durability="process") as cp:

@@ -86,7 +86,7 @@ def store(url: str) -> Iterator[Store]:
 
 @pytest.mark.scaled
 def test_four_savers_and_two_sweepers_break_nothing(url: str, store: Store) -> None:
-    rounds, seconds = scale(60, 4000), scale(1, 20)
+    rounds, seconds = scale(60, 2000), scale(1, 10)
 
     def start(script: str, *args: object) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", script, url, *map(str, args)]
@@ -121,7 +121,7 @@ def test_four_savers_and_two_sweepers_break_nothing(url: str, store: Store) -> N
 def test_savers_that_drop_add_again_and_fork_against_two_sweepers(url: str, server: Server) -> None:
     with safepoint.open(url) as cp:
         cp.save(State("shared", messages=sweeping.WORDS[:5]))
-    seconds = scale(1, 10)
+    seconds = scale(1, 5)
     savers = [server.start(sweeping.dropper, url, f"s{i}", seconds) for i in range(4)]
     sweepers = [server.start(sweeping.sweeper, url, seconds, False) for _ in range(2)]
     saves = sum(child.result() for child in savers)
@@ -137,7 +137,7 @@ def test_savers_that_drop_add_again_and_fork_against_two_sweepers(url: str, serv
     print(f"{saves} saves, (checkpoints, objects) swept: {swept}, {len(seqs)} left")
 
 
-LENGTH, KEEP, MILESTONES = scale(2_000, 50_000), 100, 50
+LENGTH, KEEP, MILESTONES = scale(2_000, 25_000), 100, 50
 
 
 @pytest.mark.scaled
@@ -145,7 +145,7 @@ def test_others_do_not_wait_for_a_large_clean_up(url: str, store: Store, server:
     image = sweeping.long_task(LENGTH, milestones=MILESTONES, pinned=(7, 8))
     assert store.write_task(image)
     stay = {*range(LENGTH - KEEP + 1, LENGTH + 1), *range(MILESTONES, LENGTH + 1, MILESTONES), 7, 8}
-    other = server.start(_beside, url, scale(2, 15))
+    other = server.start(_beside, url, scale(2, 8))
     other.until("ready")
     began = time.monotonic()
     with safepoint.open(url, retention=Retention.keep_all(), durability="process") as cp:

@@ -77,7 +77,7 @@ def test_every_promise_is_kept(tmp_path):
 
 
 @pytest.mark.scaled
-@pytest.mark.parametrize("seed", range(scale(1, 10)))
+@pytest.mark.parametrize("seed", range(scale(1, 4)))
 @pytest.mark.parametrize("part", ["verifier", "intents"])
 def test_without_its_protection_it_fails(tmp_path, part, seed):
     keep = tmp_path / "keep"
@@ -93,7 +93,7 @@ def test_without_its_protection_it_fails(tmp_path, part, seed):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_any_seed(tmp_path, seed):
     code, printed, _ = demo("--seed", seed, keep=tmp_path / "keep")
     assert code == 0, printed

@@ -302,7 +302,7 @@ def test_damaged_pages_are_repaired_into_a_copy(tmp_path):
     rng = random.Random(5)
     pages = list(range(1, len(data) // 8192))
     repaired = 0
-    for page in rng.sample(pages, min(scale(5, 60), len(pages))):
+    for page in rng.sample(pages, min(scale(5, 25), len(pages))):
         copy = tmp_path / f"cut-{page}.db"
         copy.write_bytes(data[: page * 8192] + bytes(8192) + data[(page + 1) * 8192 :])
         try:
@@ -389,7 +389,7 @@ def test_bits_flipped_anywhere_never_come_out_as_a_sound_store_that_says_somethi
     data = path.read_bytes()
     rng = random.Random(8)
     kept = looked = 0
-    for i in range(scale(12, 200)):
+    for i in range(scale(12, 120)):
         spoiled = bytearray(data)
         for _ in range(rng.choice([1, 1, 4])):
             at = rng.randrange(100, len(data))
