@@ -17,7 +17,8 @@ from safepoint import Done, State, tool
 from safepoint.checkpointer import Checkpointer
 from safepoint.codec import values
 from safepoint.errors import SafepointError
-from safepoint.model import Retention
+from safepoint.model import Retention, new_id
+from safepoint.rows import BranchRow, BranchWrite, Commit, Head, WriteRow
 
 __all__ = ["Facts", "Life", "facts", "holds", "opened"]
 
@@ -118,6 +119,31 @@ class Life:
         for pause in self.cp.pauses(task):
             self.cp.answer(task, pause, "left")
 
+    def record(self, task: str, at: str, *rows: tuple[int, Any]) -> None:
+        """What an adapter's writer records against a checkpoint, whether it is there or not."""
+        writes = tuple(
+            WriteRow(checkpoint=at, writer="w", idx=idx, data=values.encode(data, self.cp.registry, path="data"))
+            for idx, data in rows
+        )
+        self.cp.store.commit(Commit(task=task, id=new_id(), writes=writes))
+
+    def other(self, task: str) -> BranchRow:
+        """A branch that is not the current one."""
+        row = self.cp.store.task(task)
+        assert row is not None
+        return next(b for b in self.cp.store.branches(task) if b.name != row.branch)
+
+    def set_back(self, task: str) -> None:
+        branch, oldest = self.other(task), self.cp.store.headers(task)[-1]
+        assert oldest.seq < branch.head.seq
+        move = BranchWrite(name=branch.name, expect=branch.head, to=Head(oldest.seq, oldest.id))
+        self.cp.store.commit(Commit(task=task, id=new_id(), branches=(move,)))
+
+    def drop_branch(self, task: str) -> None:
+        branch = self.other(task)
+        move = BranchWrite(name=branch.name, expect=branch.head, to=None)
+        self.cp.store.commit(Commit(task=task, id=new_id(), branches=(move,)))
+
     def table(self) -> None:
         if self.transactional:
             with self.cp.connection() as conn:
@@ -144,6 +170,7 @@ class Life:
             ("again", lambda: self.big("a")),
             ("booked", lambda: self.run("a", *booked)),
             ("pin", lambda: self.cp.pin("a", 2)),
+            ("record", lambda: self.record("a", "later", (0, "first"), (-1, ["error"]))),
             ("raises", lambda: self.raises("a")),
             ("milestone", lambda: self.cp.save(self.cp.load("a", branch="main"), kind="milestone", label="m")),
             ("doubt", lambda: self.doubt("a")),
@@ -157,8 +184,12 @@ class Life:
             ("cleanup", lambda: self.cp.cleanup("a", keep_latest=3)),
             ("many", lambda: self.run("a", lambda run: run.call_many([look.bind(1), send.bind("x")]))),
             ("delete", lambda: self.cp.delete_task("b")),
+            ("record", lambda: self.record("a", "later", (0, "second"), (-1, ["another"]), (1, "y" * 300))),
+            ("begin", lambda: self.record("b", "none yet", (0, "alone"))),
             ("rewind", lambda: self.rewind("a")),
             ("on", lambda: self.save("a", 1)),
+            ("back", lambda: self.set_back("a")),
+            ("gone", lambda: self.drop_branch("a")),
             ("new b", lambda: self.save("b", 2)),
             ("unpin", lambda: self.cp.unpin("a", 2)),
             ("fold", self.fold),
@@ -190,6 +221,7 @@ def facts(cp: Checkpointer) -> Facts:
             "checkpoints": {h.seq: content(cp, task, h.seq) for h in cp.list_checkpoints(task)},
             "calls": {r.no: (r.version, r.status) for r in _checked(task, store.calls(task)[0])},
             "pauses": {r.no: (r.version, r.status) for r in _checked(task, store.pauses(task))},
+            "writes": {r.key: r.data for r in _checked(task, store.writes(task, space=None)[0])},
         }
         assert not store.holds(task, (0, "")), "a lease that nobody took"  # type: ignore[arg-type]
         cp.calls(task)  # with bodies: each of their objects is there
@@ -226,7 +258,7 @@ def holds(have: Facts, before: Facts, after: Facts | None, ever: frozenset[Any] 
             if there is not None and there != stored:
                 return f"{task}@{seq} is another state"
         for name, seq in b["heads"].items():
-            if h["heads"].get(name, 0) < seq:
+            if h["heads"].get(name, 0) < seq and (a is None or h["heads"].get(name) != a["heads"].get(name)):
                 return f"the head of {name} of {task} went back from {seq} to {h['heads'].get(name)}"
         for kind in ("calls", "pauses"):
             for no, (version, _) in b[kind].items():
@@ -235,6 +267,9 @@ def holds(have: Facts, before: Facts, after: Facts | None, ever: frozenset[Any] 
                         return f"{kind} {no} of {task} is gone"
                 elif h[kind][no][0] < version:
                     return f"{kind} {no} of {task} went back to version {h[kind][no][0]} from {version}"
+        for key, data in b["writes"].items():
+            if h["writes"].get(key) not in {data, None if a is None else a["writes"].get(key, b"")}:
+                return f"write {key} of {task} is gone, or another"
         if after is not None and a is not None and h["current"] not in {b["current"], a["current"]}:
             return f"{task} is on branch {h['current']}"
     if after is not None:

@@ -24,6 +24,7 @@ from safepoint.rows import (
     PauseRow,
     Pruned,
     TaskRow,
+    WriteRow,
     replace,
 )
 from safepoint.stores import file_check, file_rows, filenames, folding, refusals
@@ -97,7 +98,7 @@ class FileStore(FileLeases, Whole, Mends, Store):
                     there = book.checkpoints[seq]
                     head = book.head(new.space, new.branch)
                     return refusals.existing(commit, head, seq, there.branch, there.parent_seq, there.digest)
-            if book is None and (new is None or commit.guard is not None):
+            if book is None and ((new is None and not commit.writes) or commit.guard is not None):
                 raise refusals.no_task(task)
             if commit.guard is not None:
                 self._check_guard(root, task, commit.guard)
@@ -107,6 +108,8 @@ class FileStore(FileLeases, Whole, Mends, Store):
                 with f.mutex:
                     if new is None and book.last[0] == commit.id:
                         return book.repeated()
+                    if commit.branches and book.gaps:
+                        raise gapped(task, book)  # they may stand elsewhere, and there may be others
                     book.plan(commit, 0, sum)  # what is refused leaves no folder behind
                     if commit.moves_head and new is not None and commit.expect and not book.is_certain(new.space, new.branch):
                         raise gapped(task, book)  # it may have moved, and what it has moved to would be left out
@@ -191,10 +194,10 @@ class FileStore(FileLeases, Whole, Mends, Store):
                     rows.append(row)
             return rows
 
-    def branches(self, task: str, space: str = "") -> list[BranchRow]:
+    def branches(self, task: str, space: str | None = "") -> list[BranchRow]:
         with self._f.root() as root, self._f.mutex:
             book = self._book(root, task)
-            return [] if book is None else [b for (s, _), b in sorted(book.branches.items()) if s == space]
+            return [] if book is None else [b for (s, _), b in sorted(book.branches.items()) if space in {None, s}]
 
     def read(
         self, task: str, *, space: str = "", seq: int | None = None, branch: str | None = None, id: str | None = None
@@ -280,11 +283,29 @@ class FileStore(FileLeases, Whole, Mends, Store):
         )
 
     def headers(
-        self, task: str, *, space: str = "", branch: str | None = None, before: int | None = None, limit: int | None = None
+        self,
+        task: str,
+        *,
+        space: str | None = "",
+        branch: str | None = None,
+        before: int | None = None,
+        limit: int | None = None,
+        roots: bool = False,
     ) -> list[CheckpointRow]:
         with self._f.root() as root, self._f.mutex:
             book = self._book(root, task)
-            return [] if book is None else folding.listed(book.checkpoints, space, branch, before, limit)
+            found = [] if book is None else folding.listed(book.checkpoints, space, branch, before, limit)
+        if not roots:
+            return found
+        rows: list[CheckpointRow] = []
+        for row in found:
+            try:
+                whole = self.read(task, space=row.space, seq=row.seq)
+            except Damaged:
+                rows.append(replace(row, seal=b""))  # whoever looks at it is told, and it hides none of the others
+            else:
+                rows += [] if whole is None else [whole[0]]  # None: it was removed since
+        return rows
 
     def calls(
         self,
@@ -315,6 +336,24 @@ class FileStore(FileLeases, Whole, Mends, Store):
             return [row for _, row in sorted(book.pauses.items())]
 
     # -- removing
+
+    def writes(
+        self,
+        task: str,
+        *,
+        space: str | None = "",
+        checkpoints: Iterable[str] | None = None,
+        writer: str | None = None,
+        bodies: bool = True,
+    ) -> tuple[list[WriteRow], Mapping[bytes, Obj]]:
+        wanted = None if checkpoints is None else set(checkpoints)
+        with self._f.root() as root, self._f.mutex:
+            book = self._book(root, task)
+            if book is None:
+                return [], {}
+            if book.gaps:  # what was done may be on a line that is lost
+                raise gapped(task, book)
+            return folding.written(book.writes.values(), space, wanted, writer), {}
 
     def unreadable(self, task: str, seqs: Iterable[int], *, space: str = "", sound: set[bytes] | None = None) -> dict[int, str]:
         left = []
@@ -352,13 +391,24 @@ class FileStore(FileLeases, Whole, Mends, Store):
                 bases = {row.seq for row in gone}
                 calls = [row for row in book.calls.values() if row.base_seq in bases]
                 pauses = [row for row in book.pauses.values() if row.base_seq in bases]
-                size = sum(row.size for row in gone) + sum(map(_bytes, (*gone, *calls, *pauses)))
+                ids = {row.id for row in gone}
+                writes = [row for row in book.writes.values() if row.space == space and row.checkpoint in ids]
+                size = sum(row.size for row in gone) + sum(map(_bytes, (*gone, *calls, *pauses, *writes)))
                 pruned = Pruned(tuple(row.seq for row in gone), len(calls), 0, size)
                 if gone and not dry_run:
-                    self._remove(root, task, kept, gone, {c.no for c in calls}, {p.no for p in pauses})
+                    self._remove(root, task, kept, gone, {c.no for c in calls}, {p.no for p in pauses}, {w.key for w in writes})
                 return pruned
 
-    def _remove(self, root: int, task: str, kept: Kept, gone: list[CheckpointRow], calls: set[int], pauses: set[int]) -> None:
+    def _remove(
+        self,
+        root: int,
+        task: str,
+        kept: Kept,
+        gone: list[CheckpointRow],
+        calls: set[int],
+        pauses: set[int],
+        writes: set[tuple[str, str, str, int]],
+    ) -> None:
         """Write the journal anew without them, and then delete their documents, which it names for the case of a crash."""
         f, book = self._f, kept.book
         swept = [(row.space, row.branch, row.seq) for row in gone]
@@ -370,7 +420,9 @@ class FileStore(FileLeases, Whole, Mends, Store):
             branches=book.branches,
             calls={no: row for no, row in book.calls.items() if no not in calls},
             pauses={no: row for no, row in book.pauses.items() if no not in pauses},
+            writes={key: row for key, row in book.writes.items() if key not in writes},
             numbers=book.numbers,
+            moves=book.moves,
             fence=book.fence,
             last=book.last,
             exists=True,
@@ -385,6 +437,22 @@ class FileStore(FileLeases, Whole, Mends, Store):
                         f.ops.unlink(filenames.document(row.seq), branch)
                 except FileNotFoundError:
                     pass
+            for space, name in {(row.space, row.branch) for row in gone} - book.branches.keys():
+                self._forsake(folder, space, name)
+
+    def _forsake(self, folder: int, space: str, branch: str) -> None:
+        """Remove the folder of a branch that is no more, if nothing lies in it."""
+        names = [*([filenames.SPACES, filenames.encode(space)] if space else []), filenames.encode(branch)]
+        ops, fds = self._f.ops, [folder]
+        try:
+            for name in names[:-1]:
+                fds.append(ops.child(name, fds[-1]))
+            ops.rmdir(names[-1], fds[-1])
+        except OSError:
+            pass  # it is in nobody's way
+        finally:
+            for fd in fds[1:]:
+                ops.close(fd)
 
     def pin(self, task: str, seq: int, pinned: bool, *, space: str = "") -> bool:
         f, name = self._f, filenames.encode(task)
@@ -472,6 +540,7 @@ def _told(book: Book) -> TaskRow:
 def _flat(commit: Commit) -> None:
     rows: list[Any] = [write.row for write in commit.calls]
     refs = [r.args_refs or r.result_refs for r in rows] + ([commit.checkpoint.refs] if commit.checkpoint else [])
+    refs += [row.refs for row in commit.writes]
     if commit.objects or any(refs):
         raise UsageError(
             "a commit with objects was given to a store of files",

@@ -16,7 +16,19 @@ from typing import Any, cast
 import msgspec
 
 from safepoint.errors import Damaged, NewerFormat
-from safepoint.rows import BranchRow, CallRow, CheckpointRow, Commit, Committed, Head, Numbers, PauseRow, TaskRow, replace
+from safepoint.rows import (
+    BranchRow,
+    CallRow,
+    CheckpointRow,
+    Commit,
+    Committed,
+    Head,
+    Numbers,
+    PauseRow,
+    TaskRow,
+    WriteRow,
+    replace,
+)
 from safepoint.stores import folding, refusals
 from safepoint.stores.file_rows import (
     LAYOUT,
@@ -46,7 +58,7 @@ class Gap:
     """Counted from 1."""
     why: str
     bare: bool = False
-    """Something is there, and nothing in it looks like a checkpoint's line."""
+    """Something is there, and nothing in it looks like a line that moves a branch."""
 
 
 def closed(body: dict[str, Any], before: str) -> tuple[bytes, str]:
@@ -87,7 +99,10 @@ class Book:
     branches: dict[tuple[str, str], BranchRow] = field(default_factory=dict)
     calls: dict[int, CallRow] = field(default_factory=dict)
     pauses: dict[int, PauseRow] = field(default_factory=dict)
+    writes: dict[tuple[str, str, str, int], WriteRow] = field(default_factory=dict)
     numbers: Numbers = field(default_factory=Numbers)
+    moves: int = 0
+    """How many lines have set branches back or dropped them: each line tells, so that it is seen whether one is lost."""
     fence: int = 0
     """The highest that the journal knows of; leases lie elsewhere."""
     last: tuple[str, tuple[int, ...], tuple[int, ...]] = ("", (), ())
@@ -96,9 +111,9 @@ class Book:
     """Documents that the last removal was to delete: space, branch, seq."""
     gaps: list[Gap] = field(default_factory=list)
     doubts: int = 0
-    """How many damaged lines may have told of a checkpoint, which moves a branch."""
+    """How many damaged lines may have moved a branch, as those of checkpoints do."""
     open_gaps: int = 0
-    """Of these, those after which no line has come yet. The next one tells by its numbers whether there was a checkpoint."""
+    """Of these, those after which no line has come yet. The next one tells by its numbers whether one of them did."""
     certain: dict[tuple[str, str] | None, tuple[int, int]] = field(default_factory=dict)
     """How many lines were damaged before the last one that moved a branch, or (under None) chose the current one, and how many
     of them count as ``doubts``."""
@@ -125,7 +140,7 @@ class Book:
     def understood(self, line: bytes) -> Callable[[], None]:
         """What takes in the next line, and cannot fail. Raises Damaged if the line cannot be read."""
         body, sum = opened(line)
-        torn, before = bool(self.gaps) and not self.sum, self.numbers.seq
+        torn, before, moves = bool(self.gaps) and not self.sum, self.numbers.seq, self.moves
         if type(body) is not dict or (not torn and (body.get("n") != self.lines or body.get("prev") != self.sum[:16])):
             raise Damaged("it is not the next line", "one before it is missing")
         if type(number := body.get("n")) is not int or number < self.lines:
@@ -142,7 +157,8 @@ class Book:
 
         def taken() -> None:
             take()
-            if self.open_gaps and "at" in body and self.numbers.seq == before + ("checkpoint" in body):
+            same = (self.numbers.seq, self.moves) == (before + ("checkpoint" in body), moves + ("branches" in body))
+            if self.open_gaps and "at" in body and same:
                 self.doubts -= self.open_gaps
                 self._no_later_than(self.doubts)
             self.open_gaps = 0
@@ -157,7 +173,8 @@ class Book:
         Args:
             text: The line as it is now; empty if it is not there.
         """
-        self.gaps.append(Gap(line, why, b'"checkpoint"' not in text and text != b""))
+        moved = b'"checkpoint"' in text or b'"branches"' in text
+        self.gaps.append(Gap(line, why, not moved and text != b""))
         self.doubts += 1
         if self.lines > self.rows:  # else it may have been any row
             self.open_gaps += 1
@@ -211,8 +228,10 @@ class Book:
         last = (str(body["last"][0]), tuple(body["last"][1]), tuple(body["last"][2]))
         swept = [(space, branch, seq) for space, branch, seq in body.get("swept", ())]
         name, rows, fence, exists = str(body["journal"]), int(body["rows"]), int(body["fence"]), bool(body["exists"])
+        moves = int(body.get("moved", 0))
 
         def take() -> None:
+            self.moves = moves
             self.row, self.numbers, self.last, self.swept = row, numbers, last, swept
             self.name, self.rows, self.fence, self.exists = name, rows, fence, exists
             self.certain[None] = self._now()
@@ -224,14 +243,16 @@ class Book:
             row, sum = replace(read_row(CheckpointRow, body["checkpoint"]), pinned=bool(body.get("pinned"))), body["state_sum"]
             return lambda: self._put(row, sum)
         if "branch" in body:
-            b = body["branch"]
-            branch = BranchRow(b["space"], b["name"], Head(*b["head"]), b["line"], b["forked_from"])
+            branch = _branch(body["branch"])
 
             def put() -> None:
                 self.branches[branch.space, branch.name] = branch
                 self.certain[branch.space, branch.name] = self._now()
 
             return put
+        if "write" in body:
+            write = read_row(WriteRow, body["write"])
+            return lambda: self.writes.update({write.key: write})
         if "call" in body:
             call = read_row(CallRow, body["call"])
             return lambda: self.calls.update({call.no: call})
@@ -246,6 +267,9 @@ class Book:
     def _commit(self, body: dict[str, Any]) -> Callable[[], None]:
         calls = [read_row(CallRow, data) for data in body.get("calls", ())]
         pauses = [read_row(PauseRow, data) for data in body.get("pauses", ())]
+        writes = [read_row(WriteRow, data) for data in body.get("writes", ())]
+        branches = {(b["space"], b["name"]): _branch(b) if "head" in b else None for b in body.get("branches", ())}
+        moved = int(body.get("moved", 0))
         row, numbers = changed(self.row, body.get("row", {})), Numbers(*body["numbers"])
         new = read_row(CheckpointRow, body["checkpoint"]) if "checkpoint" in body else None
         state_sum, moves, line = str(body.get("state_sum", "")), bool(body.get("moves")), int(body.get("line", 0))
@@ -268,6 +292,14 @@ class Book:
                 self.checkpoints[pin[0]] = replace(self.checkpoints[pin[0]], pinned=pin[1])
             self.calls.update((call.no, call) for call in calls)
             self.pauses.update((pause.no, pause) for pause in pauses)
+            self.writes.update((write.key, write) for write in writes)
+            for place, branch in branches.items():
+                self.certain[place] = self._now()
+                if branch is None:
+                    self.branches.pop(place, None)
+                else:
+                    self.branches[place] = branch
+            self.moves = moved
             if row.branch != self.row.branch or not self.exists:
                 self.certain[None] = self._now()
             self.row, self.numbers = row, numbers
@@ -314,6 +346,8 @@ class Book:
         calls, pauses, no, position, pause_no = folding.numbered(
             commit, self.calls, self.pauses, last.call, last.position, last.pause
         )
+        moves = folding.moved(commit, folding.patched(self.row, commit.patch).branch, self.branches, self.checkpoints)
+        writes = folding.wrote(commit, self.writes)
         body: dict[str, Any] = {"n": self.lines, "at": now, "id": commit.id}
         seq, line_no, head, sealed = self.numbers.seq, self.numbers.line, None, None
         branch = self.row.branch
@@ -333,6 +367,13 @@ class Book:
             body["calls"] = [row_as_json(row) for row in calls.values()]
         if pauses:
             body["pauses"] = [row_as_json(row) for row in pauses.values()]
+        if writes:
+            body["writes"] = [row_as_json(row) for row in writes]
+        if moves:
+            body["branches"] = [
+                {"space": space, "name": name} if b is None else branch_as_json(b) for (space, name), b in moves.items()
+            ]
+        self._tell(body)
         row_of_task = folding.patched(replace(self.row, branch=branch, updated_at=now), commit.patch)
         numbers = Numbers(seq, no, pause_no, line_no, position)
         body |= {"row": changes(self.row, row_of_task), "numbers": msgspec.structs.astuple(numbers)}
@@ -342,7 +383,13 @@ class Book:
     def mark(self, now: int, row: TaskRow, **more: Any) -> dict[str, Any]:
         """A line that is no commit of the public kind: of a lease or a pin. It leaves ``last`` as it is."""
         numbers = msgspec.structs.astuple(self.numbers)
-        return {"n": self.lines, "at": now, "row": changes(self.row, row), "numbers": numbers, **more}
+        body = {"n": self.lines, "at": now, "row": changes(self.row, row), "numbers": numbers, **more}
+        self._tell(body)
+        return body
+
+    def _tell(self, body: dict[str, Any]) -> None:
+        if moves := self.moves + ("branches" in body):
+            body["moved"] = moves
 
     def repeated(self) -> Committed:
         _, calls, pauses = self.last
@@ -365,18 +412,24 @@ def begin(task: str, now: int) -> tuple[bytes, Book]:
     return data, loaded(task, data)
 
 
+def _branch(data: dict[str, Any]) -> BranchRow:
+    return BranchRow(data["space"], data["name"], Head(*data["head"]), data["line"], data["forked_from"])
+
+
+def branch_as_json(b: BranchRow) -> dict[str, Any]:
+    return {"space": b.space, "name": b.name, "head": list(b.head), "line": b.line, "forked_from": b.forked_from}
+
+
 def rewritten(book: Book, swept: Iterable[tuple[str, str, int]]) -> Iterator[bytes]:
     """The lines of a journal that says in rows what this one says in commits."""
-    rows: list[dict[str, Any]] = [
-        {"branch": {"space": b.space, "name": b.name, "head": list(b.head), "line": b.line, "forked_from": b.forked_from}}
-        for b in book.branches.values()
-    ]
+    rows: list[dict[str, Any]] = [{"branch": branch_as_json(b)} for b in book.branches.values()]
     rows += [
         {"checkpoint": header(c), "state_sum": book.sums[c.seq], **({"pinned": True} if c.pinned else {})}
         for _, c in sorted(book.checkpoints.items())
     ]
     rows += [{"call": row_as_json(row)} for _, row in sorted(book.calls.items())]
     rows += [{"pause": row_as_json(row)} for _, row in sorted(book.pauses.items())]
+    rows += [{"write": row_as_json(row)} for _, row in sorted(book.writes.items())]
     first: dict[str, Any] = {
         "n": 0,
         "safepoint": LAYOUT,
@@ -389,6 +442,8 @@ def rewritten(book: Book, swept: Iterable[tuple[str, str, int]]) -> Iterator[byt
         "exists": book.exists,
         "last": [book.last[0], list(book.last[1]), list(book.last[2])],
     }
+    if book.moves:
+        first["moved"] = book.moves
     if gone := [list(place) for place in swept]:
         first["swept"] = gone
     sum = ""

@@ -76,7 +76,11 @@ class Mends:
             old, given = kept.book, image.numbers
             if (old.numbers.seq + len(new), old.numbers.position) != (given.seq, given.position):
                 raise refusals.stale(task)
-            sealed = replace(image, checkpoints=tuple(row.sealed(task) for row in image.checkpoints))
+            sealed = replace(
+                image,
+                checkpoints=tuple(row.sealed(task) for row in image.checkpoints),
+                writes=tuple(row.sealed(task) for row in image.writes),
+            )
             left = changed(
                 book_of(sealed),
                 row=replace(old.row, branch=image.row.branch),
@@ -103,7 +107,7 @@ class Mends:
                 for one in asides:
                     was = old.checkpoints.get(one.key) if one.kind == "checkpoint" else None
                     if was is None:
-                        moved += one.kind in {"call", "pause"}  # it is in the old journal
+                        moved += one.kind in {"call", "pause", "write"}  # it is in the old journal
                         continue
                     try:
                         with f.branch(folder, was.space, was.branch) as fd:

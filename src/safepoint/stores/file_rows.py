@@ -19,7 +19,7 @@ from safepoint.codec.chunks import DEPTH
 from safepoint.codec.jsonform import from_json, to_json
 from safepoint.errors import Damaged, SafepointError
 from safepoint.model import from_us, to_us
-from safepoint.rows import CallRow, CheckpointRow, PauseRow, TaskRow
+from safepoint.rows import CallRow, CheckpointRow, PauseRow, TaskRow, WriteRow
 
 __all__ = [
     "LAYOUT",
@@ -40,15 +40,15 @@ __all__ = [
 LAYOUT: Final = 1
 """Of files and journal lines. A newer one is refused and left alone."""
 
-R = TypeVar("R", CheckpointRow, CallRow, PauseRow, TaskRow)
+R = TypeVar("R", CheckpointRow, CallRow, PauseRow, WriteRow, TaskRow)
 
 _HEX = frozenset({"seal", "digest", "ident", "op_key"})
 _VALUES = frozenset(
-    {"metadata", "metrics", "args", "result", "question", "answer", "error", "policy", "model", "input", "raised"}
+    {"metadata", "metrics", "args", "result", "question", "answer", "error", "policy", "model", "input", "raised", "data"}
 )
 _TIMES = frozenset({"created_at", "updated_at", "started_at", "finished_at", "asked_at", "answered_at"})
 _ELSEWHERE = frozenset({"root", "refs", "args_refs", "result_refs"})  # in a document; or empty, on a store that is not chunked
-_NAMES = {"parent_seq": "parent", "base_seq": "base"}
+_NAMES = {"parent_seq": "parent", "base_seq": "base", "checkpoint": "against"}
 _BACK = {name: field for field, name in _NAMES.items()}
 
 _encode = msgspec.json.Encoder().encode
@@ -122,7 +122,9 @@ def _columns(cls: type) -> tuple[tuple[str, Any], ...]:
     return tuple((field.name, field.default) for field in msgspec.structs.fields(cls))
 
 
-def row_as_json(row: CheckpointRow | CallRow | PauseRow | TaskRow, *, without: frozenset[str] = frozenset()) -> dict[str, Any]:
+def row_as_json(
+    row: CheckpointRow | CallRow | PauseRow | WriteRow | TaskRow, *, without: frozenset[str] = frozenset()
+) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, default in _columns(type(row)):
         if name in _ELSEWHERE or name in without:

@@ -116,6 +116,7 @@ class Whole:
                 branches = [row for _, row in sorted(book.branches.items())]
                 calls = [row for _, row in sorted(book.calls.items())]
                 pauses = [row for _, row in sorted(book.pauses.items())]
+                writes = [row for _, row in sorted(book.writes.items())]
                 gaps, numbers, row_of_task = list(book.gaps), book.numbers, book.task_row()
         except (Damaged, NewerFormat) as error:
             yield Lost("task", filenames.encode(task), f"{error.what}: {error.why}", "task")
@@ -132,6 +133,7 @@ class Whole:
                 yield part
         yield from calls
         yield from pauses
+        yield from writes
 
     def _part(self, task: str, row: CheckpointRow, sum: str) -> CheckpointRow | Lost | None:
         """A whole row, or what is wrong with it; None if it was removed since its journal was read."""
@@ -329,6 +331,7 @@ def book_of(image: Image) -> Book:
         branches={(b.space, b.name): b for b in image.branches},
         calls={row.no: row for row in image.calls},
         pauses={row.no: row for row in image.pauses},
+        writes={row.key: row for row in image.writes},
         fence=whole.fence_of(image),
     )
 
@@ -347,4 +350,6 @@ def _at(row: CheckpointRow) -> tuple[str, str, int]:
 
 
 def _facts(book: Book) -> whole.Facts:
-    return whole.facts(book.checkpoints.values(), book.calls.values(), book.pauses.values(), book.branches.values())
+    return whole.facts(
+        book.checkpoints.values(), book.calls.values(), book.pauses.values(), book.branches.values(), book.writes.values()
+    )
