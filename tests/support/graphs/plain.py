@@ -281,7 +281,7 @@ async def messages(run: Driver) -> None:
         return {"messages": [AIMessage(f"answer {n}", id=f"a{n}", tool_calls=[call], additional_kwargs={"k": 1})]}
 
     async def look(state: Chat) -> dict[str, Any]:
-        call = state["messages"][-1].tool_calls[0]  # type: ignore[union-attr]
+        call = state["messages"][-1].tool_calls[0]
         return {"messages": [ToolMessage("seen", tool_call_id=call["id"], id=f"t{len(state['messages'])}", status="error")]}
 
     async def trim(state: Chat) -> dict[str, Any]:
