@@ -7,6 +7,7 @@ graph = builder.compile(checkpointer=SafepointSaver("sqlite:///agent.db"))
 
 from __future__ import annotations
 
+import contextlib
 from importlib.metadata import PackageNotFoundError, version
 
 from safepoint.errors import MissingExtra, UsageError
@@ -42,6 +43,14 @@ for _package in _KNOWN:
             'Run: pip install "safepoint[langgraph]"',
         ) from _error
     _check(_package, _found)
+
+# `compile` collects the classes of a graph's schemas, and hands them to the checkpointer, only where this is set. It makes no other saver
+# strict: theirs have a switch of their own, which is read elsewhere. Without the name, classes have to be given by hand (types=, trust=).
+with contextlib.suppress(ImportError, AttributeError):
+    from langgraph._internal import _serde
+
+    if hasattr(_serde, "STRICT_MSGPACK_ENABLED"):
+        _serde.STRICT_MSGPACK_ENABLED = True
 
 # What they need is known to be there now.
 from safepoint.adapters.langgraph.journal import ToolJournal, current_call  # noqa: E402

@@ -466,7 +466,7 @@ def _facts(request: ToolCallRequest) -> tuple[str, str, dict[str, Any]]:
 
 def _paused_aware(tool: _NodeTool, flow: Flow) -> _NodeTool:
     """The tool, with what LangGraph raises to interrupt a task recorded as a pause, and its result in plain form."""
-    fn = tool.fn
+    fn, registry = tool.fn, flow.cp.registry
 
     def paused(bubble: GraphBubbleUp) -> NoReturn:
         here = current.get()
@@ -480,7 +480,7 @@ def _paused_aware(tool: _NodeTool, flow: Flow) -> _NodeTool:
 
         async def arun() -> Any:
             try:
-                return wrapped_value(await fn())
+                return wrapped_value(await fn(), registry, careful=True)
             except GraphBubbleUp as bubble:
                 paused(bubble)
 
@@ -489,7 +489,7 @@ def _paused_aware(tool: _NodeTool, flow: Flow) -> _NodeTool:
 
     def run() -> Any:
         try:
-            return wrapped_value(fn())
+            return wrapped_value(fn(), registry, careful=True)
         except GraphBubbleUp as bubble:
             paused(bubble)
 

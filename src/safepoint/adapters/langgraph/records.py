@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from safepoint.rows import Grant, Guard, Head
+from safepoint.stores.forking import each_at_fork
 
 __all__ = ["Key", "Node", "Records"]
 
@@ -34,6 +35,11 @@ class Node(NamedTuple):
 
 class Records:
     def __init__(self) -> None:
+        self.after_fork()
+        each_at_fork(self)
+
+    def after_fork(self) -> None:
+        """A child begins with nothing: what its parent held is not its own, and a lock may have been held by a thread that it has not."""
         self._changed = threading.Condition()
         self._nodes: OrderedDict[Key, Node] = OrderedDict()
         self._failed: OrderedDict[Key, BaseException] = OrderedDict()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Literal, Self, TypeVar, cast
 
@@ -247,10 +246,13 @@ class SafepointSaver(BaseCheckpointSaver[Any]):
             else:
                 node = commit("main", None)
         except Conflict as conflict:
+            heads = {b.head: b.name for b in self.store.branches(thread, ns)}
+            # What was deleted after a checkpoint makes it a head again, maybe of another branch than the one it was put on.
+            at = None if parent is None else heads.get(parent.head)
             verdict = decide(
                 origin=origin,
                 running=running,
-                at_head=False,
+                at_head=at is not None,
                 parentless=parent_id is None,
                 source=facts.get("source", ""),
                 replaying=bool(given.get(_REPLAYING)),
@@ -263,7 +265,10 @@ class SafepointSaver(BaseCheckpointSaver[Any]):
                     task=thread,
                     space=ns,
                 ) from conflict
-            node = self._fork(thread, ns, parent, commit)
+            if verdict is Verdict.CONTINUE and at is not None and parent is not None:
+                node = commit(at, parent.head)
+            else:
+                node = self._fork(thread, ns, parent, commit)
         self._records.stored((thread, ns, row.id), node)
         if ns == "":
             removing.retain(self, thread, node.head.seq)
@@ -425,19 +430,13 @@ class SafepointSaver(BaseCheckpointSaver[Any]):
 
     # -- one writer
 
-    @contextmanager
-    def exclusive(self, thread_id: Any, *, steal: bool = False) -> Iterator[None]:
-        """Hold a thread: until the end of the block, only what is run through this saver can put to it.
+    def exclusive(self, thread_id: Any, *, steal: bool = False) -> Exclusive:
+        """Hold a thread (``with`` or ``async with``): until the end of the block, only what is run through this saver can put to it.
 
-        Raises:
-            LeaseHeld: somebody else holds it. LeaseLost, from a put: it was taken over.
+        Raises, when the block is entered:
+            LeaseHeld: somebody else holds it. A put raises LeaseLost if it was taken over.
         """
-        thread = check_id(str(thread_id))
-        self.hold(thread, steal=steal)
-        try:
-            yield
-        finally:
-            self.let_go(thread)
+        return Exclusive(self, check_id(str(thread_id)), steal)
 
     def hold(self, thread: str, *, steal: bool = False) -> Grant:
         """Take a thread for this saver; ``let_go`` has to follow. For ``exclusive``, and for tools while they run."""
@@ -507,6 +506,25 @@ class SafepointSaver(BaseCheckpointSaver[Any]):
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         return await self._off(lambda: self.get_delta_channel_history(config=config, channels=channels))
+
+
+class Exclusive:
+    """The hold of a thread, for a block."""
+
+    def __init__(self, saver: SafepointSaver, thread: str, steal: bool) -> None:
+        self._saver, self._thread, self._steal = saver, thread, steal
+
+    def __enter__(self) -> None:
+        self._saver.hold(self._thread, steal=self._steal)
+
+    def __exit__(self, *exc: object) -> None:
+        self._saver.let_go(self._thread)
+
+    async def __aenter__(self) -> None:
+        await self._saver._off(self.__enter__)
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._saver._off(self.__exit__)
 
 
 def _on(row: CheckpointRow, branch: str) -> CheckpointRow:
