@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar, cast
 
 from safepoint.adapters.langgraph.lazy import Base, Channels, Objects, Parts
 from safepoint.adapters.langgraph.types import GraphRegistry, pairs_of
-from safepoint.adapters.langgraph.wrapping import unwrapped_value, wrapped_value
+from safepoint.adapters.langgraph.wrapping import CLASS, unwrapped_value, wrapped_value
 from safepoint.codec import chunks, states, values
 from safepoint.codec.chunkread import Reader
 from safepoint.codec.chunks import KEEP, Packed
 from safepoint.codec.nodes import Split
+from safepoint.codec.values import _is_text
 from safepoint.errors import Damaged, InvalidState, RefusedType
 
 __all__ = ["Base", "Form", "Loaded"]
@@ -31,7 +32,9 @@ __all__ = ["Base", "Form", "Loaded"]
 PART: Final = "langgraph"
 _APART: Final = frozenset({"id", "channel_values"})
 _PARTS: Final = ("channel_versions", "versions_seen")
-_IN_FIELDS: Final = re.compile(r"\['fields'\]\['([^'\W]+)'\]")
+_PLACE: Final = re.compile(r"(agent_state|write)\['([^']*)'\](\[\d+\])?(.*)", re.DOTALL)
+_IN_FIELDS: Final = re.compile(r"^\['(?:fields|extra|private)'\]\['(\w+)'\]")
+P = TypeVar("P", bound=Packed)
 
 
 class Loaded:
@@ -129,29 +132,38 @@ class Form:
                     for name in node.kids.keys() - new_versions.keys()
                     if name in versions and base.versions.get(name) == versions[name]
                 }
+        for name in checkpoint["channel_values"]:
+            if type(name) is not str or not _is_text(name):
+                raise RefusedType(
+                    "a channel has a name that is no text", "", "Use str without lone surrogates", type="key", path=""
+                )
         own = {key: value for key, value in checkpoint.items() if key not in _APART}
         own["channel_versions"] = versions
         own["versions_seen"] = {node: _bare_versions(seen) for node, seen in checkpoint["versions_seen"].items()}
         metadata = dict(metadata or {})
         if step is None:
             step = metadata.get("step", 0)
-        tree = {
-            "messages": [],
-            "agent_state": {
-                name: KEEP if name in kept else wrapped_value(value)
-                for name, value in _items(checkpoint["channel_values"], kept)
-            },
+        rest = {
             "metadata": metadata,
             "step": max(step, 0) if type(step) is int else 0,
             "turns": [],
             "finished": False,
             PART: own,
         }
-        try:
-            packed = chunks.pack(tree, self.registry, base=base, warm=_all_packed(warm), flat=flat)
-        except RefusedType as error:
-            raise _said_plainly(error) from error.__cause__
-        return Base.of(packed, versions)
+
+        def pack(careful: bool) -> Base:
+            channels = {
+                name: KEEP if name in kept else wrapped_value(value, self.registry, careful=careful)
+                for name, value in _items(checkpoint["channel_values"], kept)
+            }
+            tree = {"messages": [], "agent_state": channels, **rest}
+            try:
+                packed = chunks.pack(tree, self.registry, base=base, warm=_all_packed(warm), flat=flat)
+            except RefusedType as error:
+                raise _said_plainly(error, tree) from error.__cause__
+            return Base.of(packed, versions, careful)
+
+        return _again(pack, isinstance(base, Base) and base.careful)
 
     def unpack(
         self,
@@ -190,21 +202,19 @@ class Form:
         flat: bool = False,
     ) -> Packed:
         """Pack what a task wrote: ``{"channels": [names], "0": value, "1": value, …}``. ``base``, ``warm`` as for ``pack``."""
-        tree: dict[str, Any] = {"channels": [channel for channel, _ in writes]}
-        for i, (_, value) in enumerate(writes):
-            tree[str(i)] = wrapped_value(value)
-        try:
-            return chunks.pack(
-                tree,
-                self.registry,
-                base=_packed(base),
-                warm=_all_packed(warm),
-                path="write",
-                opened=False,
-                flat=flat,
-            )
-        except RefusedType as error:
-            raise _said_plainly(error) from error.__cause__
+
+        def pack(careful: bool) -> Packed:
+            tree: dict[str, Any] = {"channels": [channel for channel, _ in writes]}
+            for i, (_, value) in enumerate(writes):
+                tree[str(i)] = wrapped_value(value, self.registry, careful=careful)
+            try:
+                return chunks.pack(
+                    tree, self.registry, base=_packed(base), warm=_all_packed(warm), opened=False, path="write", flat=flat
+                )
+            except RefusedType as error:
+                raise _said_plainly(error, {"write": tree}) from error.__cause__
+
+        return _again(pack, False)
 
     def unpack_writes(
         self, root: bytes, refs: bytes, objects: Objects, *, size: int | None = None, at: str = "a write"
@@ -267,11 +277,33 @@ def _bare(version: Any) -> Any:
     return version
 
 
-def _said_plainly(error: RefusedType) -> RefusedType:
-    """The error with the path that the application's own objects have, not their plain forms."""
-    for old, new in (("agent_state", "channel_values"), ("['value']['of']", "")):
-        error.what = error.what.replace(old, new, 1)
-    error.what = _IN_FIELDS.sub(r".\1", error.what)
-    if "path" in error.details:
-        error.details["path"] = _IN_FIELDS.sub(r".\1", str(error.details["path"]).replace("agent_state", "channel_values", 1))
+def _again(pack: Callable[[bool], P], careful: bool) -> P:
+    """Pack, and once more with care if something was refused: most messages need no look into them."""
+    if not careful:
+        try:
+            return pack(False)
+        except RefusedType:
+            pass
+    return pack(True)
+
+
+def _said_plainly(error: RefusedType, tree: Mapping[str, Any]) -> RefusedType:
+    """The error with the path that the value has for the application, and not in its plain form."""
+    path = str(error.details.get("path", ""))
+    found = _PLACE.match(path)
+    if found is None:
+        return error
+    part, name, index, rest = found.groups()
+    wrapper = tree.get(part, {}).get(name)
+    if index and type(wrapper) is list:
+        wrapper = wrapper[int(index[1:-1])]
+        name_, index_ = name, index
+    else:
+        name_, rest, index_ = name, (index or "") + rest, ""
+    if type(wrapper) is dict and CLASS in wrapper:
+        rest = _IN_FIELDS.sub(r".\1", rest.removeprefix("['value']"), 1)
+    place = f"write {name_}" if part == "write" else f"channel {name_!r}"
+    shown = f"{place}{index_}{rest}"
+    error.what = error.what.replace(path, shown, 1)
+    error.details["path"] = shown
     return error

@@ -29,10 +29,12 @@ class Base(Packed):
     """A packed checkpoint, and the versions that its channels had: what the next one is packed against."""
 
     versions: Mapping[str, Any] = field(repr=False)
+    careful: bool
+    """Whether some message had in it what is to be looked for; see ``wrapping.wrapped_value``."""
 
     @classmethod
-    def of(cls, packed: Packed, versions: Mapping[str, Any]) -> Self:
-        return cls(packed.data, packed.refs, packed.digest, packed.new, packed.size, packed._kids, versions)
+    def of(cls, packed: Packed, versions: Mapping[str, Any], careful: bool = False) -> Self:
+        return cls(packed.data, packed.refs, packed.digest, packed.new, packed.size, packed._kids, versions, careful)
 
 
 class _Name(bytes):
@@ -46,6 +48,7 @@ class _ListReader(Reader):
 
     def __init__(self, objects: Mapping[bytes, Obj], registry: Registry, size: int | None) -> None:
         super().__init__(objects, registry, None, size)
+        self._registered = registry
         self.firm_at: set[int] = set()
         """Where those pages of the list begin that marshal can tell from all else; see ``nodes.plain``."""
 
@@ -61,7 +64,7 @@ class _ListReader(Reader):
 
     def mark(self, value: list[Any], tree: Tree) -> None:
         """Give the pages the marks that the next pack will compare with. ``value`` has been in nobody's hands yet."""
-        plain = wrapped_value(value)
+        plain = wrapped_value(value, self._registered, careful=False)
         leaves: list[Page] = []
         pos = 0
         for page in tree.leaves:

@@ -7,8 +7,10 @@ unchanged list of messages is recognised by its marshal bytes (see ``codec.nodes
 value                          plain form
 =============================  =======================================================================================
 a LangChain message            ``{"@class": "HumanMessage", "fields": its __dict__ itself, "set": [names of the fields set]}``,
-                               with ``"extra"`` and ``"private"`` where pydantic keeps such; nothing in the fields is looked at
+                               with ``"extra"`` and ``"private"`` where pydantic keeps such. Nothing in them is looked at, unless
+                               the type table would refuse it: then they are in this form again, which ``"deep"`` says
 ``Send``, ``Interrupt`` …      ``{"@class": "Send", "fields": {"node": …, "arg": …}}``, the fields in this form again
+what ``message.text`` gives     ``{"@class": "TextAccessor", "value": the text}``
 a dict with the key "@class"   ``{"@class": "dict", "value": the dict}``, its values in this form again
 a container with any of these  ``{"@class": "mixed", "value": the container}``, with these in their plain forms; of a top-level
 in it                          list this is said of each item, not of the list
@@ -16,7 +18,7 @@ an exception                   its ``repr``, as LangGraph's own serializer has i
 anything else                  itself: the codec's type table and registry decide
 =============================  =======================================================================================
 
-Below a message's fields, the registry stores objects in its own way. Nothing that was stored is called at load: an object is made
+Anywhere else the registry stores objects in its own way. Nothing that was stored is called at load: an object is made
 past its constructor and its parts are set, and a name is looked up in the tables here and nowhere else.
 """
 
@@ -27,12 +29,13 @@ from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 from langchain_core import documents, messages
+from langchain_core.messages.base import TextAccessor
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.store import base as store
 from langgraph.types import Command, Interrupt, Overwrite, PregelTask, Send, StateSnapshot, TimeoutPolicy
 from pydantic import BaseModel
 
-from safepoint.codec import MAX_DEPTH
+from safepoint.codec import MAX_DEPTH, Registry, prepare
 from safepoint.codec.chunkread import nested
 from safepoint.errors import Damaged, RefusedType
 
@@ -41,6 +44,7 @@ __all__ = ["CLASS", "MODELS", "SHAPED", "read_messages", "unwrapped", "unwrapped
 CLASS: Final = "@class"
 """The key that tells a plain form from a dict of the application's; one with that key is stored as ``{"@class": "dict"}``."""
 
+_TEXT: Final = "TextAccessor"
 _MARK: Final = CLASS.encode()
 _ATOMS: Final = frozenset((str, int, float, bool, type(None), bytes))
 _MOST_SETS: Final = 512
@@ -101,6 +105,7 @@ SHAPED: Final[dict[type, _Shape]] = {
         (_DeltaSnapshot, _DeltaSnapshot._fields),
     )
 }
+_MODEL_PARTS: Final = frozenset({CLASS, "fields", "set", "extra", "private", "deep"})
 _MODEL_NAMES: Final = {info.name: info for info in MODELS.values()}
 _QUICK: Final = {info.name: info for info in MODELS.values() if cast(Any, info.cls).model_config.get("extra") == "allow"}
 _SHAPE_NAMES: Final = {info.name: info for info in SHAPED.values()}
@@ -132,10 +137,14 @@ def _listed(fields_set: set[str]) -> list[str]:
 # Saving --------------------------------------------------------------------------------------------------------------
 
 
-def wrapped_value(value: Any) -> Any:
-    """The plain form of a channel's value: of a list, of each item. ``value`` itself where nothing is to be done."""
+def wrapped_value(value: Any, registry: Registry, *, careful: bool) -> Any:
+    """The plain form of a channel's value: of a list, of each item. ``value`` itself where nothing is to be done.
+
+    ``careful``: look into each message for what the type table would refuse. To be asked for after a refusal; what comes out is
+    the same where there is nothing.
+    """
     if type(value) is not list:
-        return wrapped(value)
+        return wrapped(value, registry)
     if _is_plain(value):
         return value
     models = MODELS
@@ -145,28 +154,26 @@ def wrapped_value(value: Any) -> Any:
         info = models.get(type(item))
         # The hot loop of every put. The common message has no private attributes and no extra ones.
         if info is None:
-            add(wrapped(item))
-        elif _get_extra(item) or _get_private(item) is not None:
-            add(_model(item, info))
+            add(wrapped(item, registry))
+        elif careful or _get_extra(item) or _get_private(item) is not None:
+            add(_model(item, info, registry))
         else:
             add({CLASS: info.name, "fields": item.__dict__, "set": _listed(_get_set(item))})
     return out
 
 
-def wrapped(value: Any) -> Any:
+def wrapped(value: Any, registry: Registry) -> Any:
     """The plain form of one value that stands for itself."""
     cls = type(value)
     if cls in _ATOMS:
         return value
     info = MODELS.get(cls)
     if info is not None:
-        return _model(value, info)
+        return _model(value, info, registry)
     if _is_plain(value):
         return value
-    made = _deep(value, MAX_DEPTH, set())
-    if made is value or cls in SHAPED or type(made) is str:
-        return made
-    if cls is dict and CLASS in value:
+    made = _deep(value, MAX_DEPTH, set(), registry)
+    if made is value or (cls is not dict and cls is not list and cls is not tuple) or (cls is dict and CLASS in value):
         return made
     return {CLASS: "mixed", "value": made}
 
@@ -179,26 +186,44 @@ def _is_plain(value: Any) -> bool:
         return False
 
 
-def _model(value: Any, info: _Model) -> dict[str, Any]:
+def _model(
+    value: Any, info: _Model, registry: Registry, room: int = MAX_DEPTH, above: set[int] | None = None
+) -> dict[str, Any]:
     made = {CLASS: info.name, "fields": value.__dict__, "set": _listed(_get_set(value))}
     extra, private = _get_extra(value), _get_private(value)
     if extra:
         made["extra"] = extra
     if private is not None:
         made["private"] = private
+    try:
+        marshal.dumps(made)
+    except Exception:  # as in `_is_plain`
+        try:
+            prepare(made, registry)
+        except RefusedType:
+            above = set() if above is None else above
+            if room > 0 and id(value) not in above:
+                above.add(id(value))
+                for part in ("fields", "extra", "private"):
+                    if part in made:
+                        made[part] = {key: _deep(each, room - 1, above, registry) for key, each in made[part].items()}
+                above.discard(id(value))
+                made["deep"] = True
     return made
 
 
-def _deep(value: Any, room: int, above: set[int]) -> Any:
+def _deep(value: Any, room: int, above: set[int], registry: Registry) -> Any:
     """Every object below in its plain form; the same container if there is none. ``above``: the containers around it."""
     cls = type(value)
     if cls in _ATOMS:
         return value
     model = MODELS.get(cls)
     if model is not None:
-        return _model(value, model)
+        return _model(value, model, registry, room, above)
     shape = SHAPED.get(cls)
     if shape is None and cls is not dict and cls is not list and cls is not tuple:
+        if cls is TextAccessor:
+            return {CLASS: _TEXT, "value": str.__str__(value)}
         return repr(value) if isinstance(value, BaseException) else value
     if room == 0 or id(value) in above:
         return value  # The codec will refuse it, and say where it is.
@@ -206,13 +231,13 @@ def _deep(value: Any, room: int, above: set[int]) -> Any:
     try:
         if shape is not None:
             parts = zip(shape.fields, value, strict=True) if shape.is_tuple else [(f, getattr(value, f)) for f in shape.fields]
-            return {CLASS: shape.name, "fields": {name: _deep(part, room - 1, above) for name, part in parts}}
+            return {CLASS: shape.name, "fields": {name: _deep(part, room - 1, above, registry) for name, part in parts}}
         if cls is dict:
-            made = {key: _deep(part, room - 1, above) for key, part in value.items()}
+            made = {key: _deep(part, room - 1, above, registry) for key, part in value.items()}
             if CLASS in made:
                 return {CLASS: "dict", "value": made}
             return made if any(made[key] is not part for key, part in value.items()) else value
-        items = [_deep(part, room - 1, above) for part in value]
+        items = [_deep(part, room - 1, above, registry) for part in value]
         if all(a is b for a, b in zip(items, value, strict=True)):
             return value
         return tuple(items) if cls is tuple else items
@@ -291,7 +316,7 @@ def _made(plain: dict[str, Any], path: str) -> Any:
         if len(plain) != 2 or type(fields) is not dict or fields.keys() != set(shape.fields):
             raise _damaged(path)
         return _revived_shape(shape, [_under(fields[each], path) for each in shape.fields], path)
-    if name not in ("dict", "mixed"):
+    if name not in ("dict", "mixed", _TEXT):
         raise RefusedType(
             f"{path} cannot be loaded",
             "it names a class that is none of LangChain's or LangGraph's that are stored like this",
@@ -302,6 +327,10 @@ def _made(plain: dict[str, Any], path: str) -> Any:
     value = plain["value"]
     if len(plain) != 2 or (name == "dict" and (type(value) is not dict or CLASS not in value)):
         raise _damaged(path)
+    if name == _TEXT:
+        if type(value) is not str:
+            raise _damaged(path)
+        return str.__new__(TextAccessor, value)
     return _inside(value, path)
 
 
@@ -325,11 +354,18 @@ def _inside(value: Any, path: str) -> Any:
 
 def _revived_model(plain: dict[str, Any], info: _Model, path: str) -> Any:
     fields, names, extra, private = plain["fields"], plain["set"], plain.get("extra"), plain.get("private")
-    known = 3 + ("extra" in plain) + ("private" in plain)
-    if len(plain) != known or type(fields) is not dict or type(names) is not list or not all(type(n) is str for n in names):
+    if not plain.keys() <= _MODEL_PARTS or type(fields) is not dict or type(names) is not list:
         raise _damaged(path)
-    if type(extra) not in (dict, type(None)) or type(private) not in (dict, type(None)):
+    if (
+        type(extra) not in (dict, type(None))
+        or type(private) not in (dict, type(None))
+        or not all(type(n) is str for n in names)
+    ):
         raise _damaged(path)
+    if "deep" in plain:
+        for part in (fields, extra, private):
+            if part:
+                _inside(part, path)
     cls = cast(Any, info.cls)
     for name in info.fields - fields.keys():  # a field that this version of LangChain has added
         field = cls.__pydantic_fields__[name]
