@@ -31,7 +31,7 @@ from safepoint.calling import Flow
 from safepoint.checkpointer import Base
 from safepoint.codec.states import Control
 from safepoint.errors import CallFailed, InDoubt, NotFound, RunEnded, SafepointError, UsageError
-from safepoint.model import Effect, Retry
+from safepoint.model import Effect
 from safepoint.rows import CallRow, CallWrite, replace
 from safepoint.rules.journal import StepJournal
 from safepoint.rules.policy import Policy
@@ -91,24 +91,24 @@ class _Bubbled(BaseException):
         self.bubble = bubble
 
 
+@declare(effect="write", name="safepoint.adapters.langgraph")
+def _PLAIN() -> None:  # noqa: N802 (what a tool is that nobody has declared)
+    """What all undeclared tools are like."""
+
+
 class _NodeTool(Tool[Any, Any]):
     """One call of a declared tool, as the journal takes it: what is executed is the rest of LangGraph's own way to it."""
 
     def __init__(self, declared: Tool[Any, Any] | None, name: str, effect: Effect, fn: Callable[[], Any]) -> None:
-        # No declaration of its own: it stands in for one.
+        # No declaration of its own: it stands in for one, and is known by no name to any other run.
+        self.__dict__.update((_PLAIN if declared is None else declared).__dict__)
+        self._declared = declared
+        if declared is None:
+            self.effect, self.name = effect, name
         self.fn = fn
-        self.effect = declared.effect if declared is not None else effect
-        self.name = declared.name if declared is not None else name
-        self.verify = None if declared is None else declared.verify
-        self.policy = declared.policy if declared is not None else Policy()
-        self.encoded_policy = self.policy.encode()
-        self.failed_on = () if declared is None else declared.failed_on
-        self.retry = Retry() if declared is None else declared.retry
         self.timeout = None
-        self.key = None if declared is None else declared.key
         self.is_async = is_async(fn)
         self.injects = frozenset()
-        self._declared = declared
 
     def invocation(self, arguments: Mapping[str, Any], injected: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         return [], {}
