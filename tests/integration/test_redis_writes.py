@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from safepoint import _probe
-from safepoint.errors import Damaged, UsageError
+from safepoint.errors import Conflict, Damaged, UsageError
 from safepoint.model import Obj, new_id
 from safepoint.rows import Aside, BranchWrite, Commit, Lost, WriteRow, replace
 from safepoint.stores.redis import read
@@ -145,6 +145,16 @@ def test_names_with_a_nul_are_refused(store: RedisStore) -> None:
             store.write_task(replace(image, writes=(row,)))
 
 
+def test_a_task_of_writes_alone_expires_as_any_other(store: RedisStore, raw: Any, key: bytes) -> None:
+    keeps = open_store(store._given, ttl=1000)
+    Writer(keeps).record(write_row("c"))
+    assert 990 <= raw.ttl(key) <= 1000
+    grant = keeps.acquire("task", b"me")
+    Writer(keeps, guard=grant.guard).record(write_row("c", idx=1))
+    assert raw.ttl(key) == -1, "a task that is held does not"
+    keeps.close()
+
+
 # -- removing
 
 
@@ -211,7 +221,8 @@ def test_a_write_that_goes_and_comes_again_in_a_look_is_no_damage(store: RedisSt
     writer.save(row={"id": "d"})
     row = write_row("c", tree("c")[:1])
     writer.record(row, objects=tree("c"))
-    script, seen = store._client.script, []
+    seen: list[str] = []
+    script = store._client.script
 
     def scripted(name: str, *args: Any, **kwargs: Any) -> Any:
         answer = script(name, *args, **kwargs)
@@ -284,12 +295,12 @@ def test_damage_is_told_and_keeps_all_objects_and_is_set_aside(what: str, store:
             store.prune("task", [1])
         assert names(store) == before
     image = image_of(store, "task") if not told else replace(image_of_what_is_left(store), writes=tuple(sound))
-    gone = [Aside("write", ("", "c", "w", 0), "it cannot be read")]
+    gone = [Aside("write", key_, "it cannot be read") for key_ in (("", "c", "w", 0), ("", "d", "w", 0))]
     moved = store.set_aside(replace(image, writes=tuple(sound)), gone, [], [])
-    assert moved == (what != "a row that is gone")
+    assert moved == 1 + (what != "a row that is gone")
     assert lost(store) == []
-    assert [row.key for row in store.writes("task")[0]] == [("", "c", "w", 1), ("", "d", "w", 0)]
-    if moved:
+    assert [row.key for row in store.writes("task")[0]] == [("", "c", "w", 1)]
+    if moved == 2:
         assert [field for field in raw.hkeys(key + b":q") if ROW in field]
     store.prune("task", [1])
 
@@ -307,6 +318,23 @@ def image_of_what_is_left(store: RedisStore) -> Any:
         checkpoints=tuple(parts[CheckpointRow]),
         objects=tuple(parts[Obj]),
     )
+
+
+def test_a_task_whose_writes_differ_is_another_one(store: RedisStore) -> None:
+    writer = Writer(store)
+    writer.save(*tree("a"), writes=(write_row("c", tree("a")[:1]),))
+    image = image_of(store, "task")
+    copy = replace(image, row=replace(image.row, task="copy"))
+    assert store.write_task(copy) is True
+    assert store.write_task(copy) is False
+    assert store.writes("copy")[1] == store.writes("task")[1]
+    (row,) = copy.writes
+    for rows in ((), (replace(row, data=b"other"),), (row, write_row("d"))):
+        with pytest.raises(Conflict):
+            store.write_task(replace(copy, writes=rows))
+    assert store.write_task(replace(copy, writes=(write_row("d"),)), over=image_of(store, "copy")) is True
+    assert [row.checkpoint for row in store.writes("copy")[0]] == ["d"]
+    assert lost(store) == []
 
 
 def test_where_a_write_lies(store: RedisStore, raw: Any, key: bytes) -> None:

@@ -249,10 +249,11 @@ class WriteTests:
         store.commit(moves(store, BranchWrite(name="side", expect=side.head, to=None), patch=TaskPatch(branch="main")))
         assert [b.name for b in store.branches("task")] == ["main"]
         assert store.prune("task", [1, 2]).seqs == (2,)
+        store.commit(moves(store, BranchWrite(name="main", expect=writer.head, to=None)))
+        assert [b.space for b in store.branches("task", None)] == ["ns"]
         store.commit(moves(store, BranchWrite(space="ns", name="main", expect=spare.head, to=None)))
         assert store.branches("task", "ns") == []
         assert store.prune("task", [3], space="ns").seqs == (3,)
-        store.commit(moves(store, BranchWrite(name="main", expect=writer.head, to=None)))
         row = store.task("task")
         assert row is not None
         assert (row.head, row.step, store.read("task"), store.branches("task")) == (None, 0, None, [])
@@ -272,7 +273,8 @@ class WriteTests:
             BranchWrite(space="ns", name="main", expect=second, to=first),
         ):
             refused(store, moves(store, move), Conflict)
-        for to in (Head(9, "c"), Head(1, "another")):
+        elsewhere = Writer(store, space="ns").save().head
+        for to in (Head(9, "c"), Head(1, "another"), elsewhere):
             refused(store, moves(store, BranchWrite(name="main", expect=second, to=to)), NotFound)
         refused(store, Commit(task="none", id=new_id(), branches=(BranchWrite(name="main", expect=second, to=None),)), NotFound)
 

@@ -180,9 +180,6 @@ for _ = 1, lists do
     else
       set[#set + 1], set[#set + 2] = field, value
     end
-    if #set >= 1000 then
-      flush()
-    end
     if not there then
       all[#all + 1] = entry
     end
