@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from safepoint import looking
+from safepoint import looking, tails
 from safepoint.codec import values
 from safepoint.codec.states import Control
 from safepoint.ending import NO_FAULT_OF_THE_STEP
@@ -234,6 +234,7 @@ class Loop:
             if not self._open():
                 if job.input is None and run._control.turns:
                     raise UsageError(f"turn {job.turn!r} of task {run.task_id!r} is new and needs an input", "", "Pass input=.")
+                yield Io(lambda: tails.before_input(run))
                 job.begin_turn(run.state, run._control, job.turn or "", job.input)
                 yield Io(lambda: run._save(kind="step", label=None))
                 run._open_step()
@@ -348,6 +349,7 @@ def run_agent(
     fresh_start: bool = False,
     at: int | None = None,
     branch: str | None = None,
+    mend: bool | None = None,
     wait: float = 0.0,
     steal: bool = False,
     agent: str | None = None,
@@ -371,6 +373,8 @@ def run_agent(
         fresh_start: Where no checkpoint can be used, begin anew on a new branch.
         at: Go on from this checkpoint, on a new branch if it is not the newest; a person's choice, made at each call anew.
         branch: Go on on this branch, which becomes the current one.
+        mend: Whether open calls at the end of ``messages`` are answered before the first step, and a turn that was cut off is
+            left out: True, False, or None: not the calls that a step ended with, which are the next one's. docs/histories.md.
         wait: Seconds to wait for another process's lease.
         steal: Take the lease from a live holder; for people.
 
@@ -393,6 +397,7 @@ def run_agent(
     cp = checkpointer.open(store)
     wish: dict[str, Any] = {
         "recover": recover, "health": health, "requires": requires, "fresh_start": fresh_start, "at": at, "branch": branch,
+        "mend": mend,
     }  # fmt: skip
     try:
         Wish.of(cp, **wish)

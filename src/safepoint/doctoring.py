@@ -55,6 +55,12 @@ class Doctor:
     oldest: int | None = None
     pinned: int = 0
     guard: int = 0
+    history: str = ""
+    """The provider format of ``messages``: ``chat``, ``responses``, ``anthropic``, ``plain`` (text alone) or '' (unknown)."""
+    mends: tuple[str, ...] = ()
+    """What a resume does at the end of ``messages``; with ``mend=None`` calls that a step ended with are left to the next step."""
+    faults: tuple[str, ...] = ()
+    """Where ``messages`` break a rule of the provider that no mending heals; docs/histories.md."""
     advice: tuple[str, ...] = ()
 
     @property
@@ -131,6 +137,7 @@ class DoctorVerbs:
         parts, biggest = examining.sizes(tree)
         again = examining.repeats(tree)
         recovery = tree.get("recovery")
+        form, mends, faults = examining.history_of(tree)
         return Doctor(
             seq=chosen.seq,
             step=chosen.step,
@@ -143,13 +150,20 @@ class DoctorVerbs:
             biggest=biggest,
             repeats=again,
             guard=int(tree.get("guard", 0)),
-            advice=_advice(facts, parts, again, required),
+            history=form,
+            mends=mends,
+            faults=faults,
+            advice=_advice(facts, parts, again, required, faults),
             **facts,
         )
 
 
 def _advice(
-    facts: dict[str, Any], parts: tuple[Size, ...], again: tuple[Repeat, ...], required: tuple[FieldReport, ...]
+    facts: dict[str, Any],
+    parts: tuple[Size, ...],
+    again: tuple[Repeat, ...],
+    required: tuple[FieldReport, ...],
+    faults: tuple[str, ...] = (),
 ) -> tuple[str, ...]:
     found = []
     task = facts["task_id"]
@@ -160,6 +174,8 @@ def _advice(
         found.append(
             f"the agent declared {', '.join(lacking)}, and this state does not have it: go back with `safepoint rewind`"
         )
+    if faults:
+        found.append(f"the provider would refuse the history: go back with `safepoint rewind {task} SEQ`")
     total = sum(p.bytes for p in parts)
     if total >= _LARGE:
         for part in parts:

@@ -144,6 +144,8 @@ class Recovery:
     """Named steps whose products cannot be read; see docs/steps.md."""
     expired: tuple[tuple[str, str, str], ...] = ()
     """Outside resources that had expired: where in ``agent_state``, of what kind, and what became of each."""
+    mended: tuple[str, ...] = ()
+    """What was done at the end of ``messages`` so that a provider takes them; see docs/histories.md."""
 
 
 @dataclass(repr=False, slots=True, weakref_slot=True)

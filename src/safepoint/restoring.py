@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from safepoint import looking, recovering, resources
+from safepoint import looking, recovering, resources, tails
 from safepoint._probe import at
 from safepoint.calling import Flow
 from safepoint.checking import check_number
@@ -49,6 +49,8 @@ class Wish:
     fresh_start: bool
     at: int | None
     branch: str | None
+    mend: bool | None = True
+    """Of the end of ``messages``; None leaves what a step ended with for the next step to answer."""
 
     @classmethod
     def of(
@@ -61,12 +63,15 @@ class Wish:
         fresh_start: bool = False,
         at: int | None = None,
         branch: str | None = None,
+        mend: bool | None = True,
     ) -> Self:
         if recover not in recovery.MODES:
             shown = repr(recover) if isinstance(recover, str) else a_type(recover)
             raise UsageError(f"recover={shown} is not available", "", f"Use one of {', '.join(recovery.MODES)}.")
         if type(fresh_start) is not bool:
             raise UsageError("fresh_start= must be a bool", f"it is {a_type(fresh_start)}", "Pass True or False.")
+        if mend is not None and type(mend) is not bool:
+            raise UsageError("mend= must be a bool or None", f"it is {a_type(mend)}", "Leave it out.")
         if fresh_start and recover != "auto":
             raise UsageError(f'fresh_start=True does not go with recover="{recover}"', "", 'Leave recover= at "auto".')
         if at is not None:
@@ -76,7 +81,7 @@ class Wish:
         if at is not None and branch is not None:
             raise UsageError("at= and branch= were given", "a checkpoint lies on a branch already", "Give one of them.")
         checks = (*cp.health, *health_of(health))
-        return cls(recover, checks, health_paths(requires), fresh_start, at, branch)
+        return cls(recover, checks, health_paths(requires), fresh_start, at, branch, mend)
 
 
 def health_of(given: Any) -> tuple[Check, ...]:
@@ -417,6 +422,7 @@ class Restoring(Ending):
             waits = in_doubt_error(self.task_id, *doubt) if doubt else self._unanswered_error(*asked)
             waits.details["recovery"] = self.recovery
             flow.end(waits)
+        yield from tails.restored(self, known.values(), how.seq)
 
     def _stand_guard(self, line: int) -> str:
         """Records of calls are damaged: what is not on record may have happened. Kept with the next save; a run that dies
@@ -475,6 +481,8 @@ def recorded(r: Recovery) -> dict[str, Any]:
         kept["lost"] = list(r.lost)
     if r.expired:
         kept["expired"] = [list(e) for e in r.expired]
+    if r.mended:
+        kept["mended"] = list(r.mended)
     if r.branch and r.mode != "head":
         kept["branch"] = r.branch
     return kept
@@ -498,6 +506,8 @@ def _how(state: State, start: _Start, grant: Grant, r: Recovery) -> str:
         text += f"; records of calls {', '.join(map(str, r.lost_calls))} damaged"
     if r.lost:
         text += f"; products lost: {', '.join(r.lost)}"
+    if r.mended:
+        text += f"; history: {'; '.join(r.mended)}"
     if r.guard:
         text += f"; below step {r.guard} no write that is not on record"
     return text

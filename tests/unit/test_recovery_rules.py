@@ -360,7 +360,7 @@ def blocks(*roles):
     [
         ((), True), (("u", "a"), True), (("u", "aX", "X", "a"), True), (("u", "aX"), True), (("u", "aXY", "X"), True),
         (("u", "aX", "a"), False), (("u", "aXY", "X", "a"), False), (("u", "aX", "u", "a"), False),
-        (("u", "aX", "X", "aX"), True), (("u", "aX", "X", "aX", "a"), False),
+        (("u", "aX", "X", "aY"), True), (("u", "aX", "X", "aY", "a"), False),
     ],
 )  # fmt: skip
 def test_messages_complete(roles, whole):

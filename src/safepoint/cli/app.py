@@ -23,6 +23,7 @@ from safepoint.codec import masked, to_json
 from safepoint.errors import Damaged, NotFound, UsageError
 from safepoint.model import CALL_STATUSES, STATUSES, Done, NotDone
 from safepoint.moving import OnProgress, Progress
+from safepoint.rules import examining
 
 __all__ = ["as_json", "cli", "common", "limit", "opened", "shown", "yes"]
 
@@ -156,11 +157,13 @@ def show(task: str, messages: int | None, full: bool, raw: bool) -> None:
             tree = masked(cp.tree(task, row, objects))
     history = to_json(tree["messages"])
     first = max(len(history) - messages, 0) if messages is not None else 0
+    form, mends, faults = examining.history_of(tree)
     data = {
         "checkpoint": facts.checkpoint(task, row),
         "messages": history[first:],
         "first_message": first,
         "message_count": len(history),
+        "history": {"format": form, "mends": list(mends), "faults": list(faults)},
         "agent_state": to_json(tree["agent_state"]),
         "metadata": to_json(tree["metadata"]),
         "finished": tree["finished"],
@@ -171,7 +174,12 @@ def show(task: str, messages: int | None, full: bool, raw: bool) -> None:
     if as_json():
         Screen().json(data)
     else:
-        views.state(Screen(full=full), data)
+        screen = Screen(full=full)
+        views.state(screen, data)
+        for text in faults:
+            screen.line(f"the provider would refuse {text}", "bold red")
+        for text in mends:
+            screen.line(f"mended when it is resumed: {text}", "yellow")
 
 
 @cli.command()

@@ -13,6 +13,7 @@ from safepoint.cli.text import clean, clock, command, in_shell, iso, many, name,
 from safepoint.codec import to_json
 from safepoint.doctoring import Doctor
 from safepoint.integrity import Repair
+from safepoint.rules.history.base import NAMES
 from safepoint.rules.verifying import BranchReport, Damage, Verification, spans
 
 DAMAGED = 6
@@ -176,6 +177,9 @@ def _doctor(d: Doctor) -> dict[str, Any]:
         "oldest": d.oldest,
         "pinned": d.pinned,
         "guard": d.guard,
+        "history": d.history,
+        "mends": list(d.mends),
+        "faults": list(d.faults),
         "advice": list(d.advice),
     }
 
@@ -265,8 +269,13 @@ def _examined(screen: Screen, d: Doctor) -> None:
             ("held by", None if d.holder is None else f"pid {d.holder.get('pid')} on {d.holder.get('host')}"),
             ("calls", ", ".join(f"{no} {name(tool)} ({status})" for no, tool, status in d.calls)),
             ("pauses", ", ".join(f"{no} {name(title)}" for no, title in d.pauses)),
+            ("history", NAMES[d.history] if d.history else None),
         ]
     )
+    for text in d.faults:
+        screen.line(text, "bold red")
+    for text in d.mends:
+        screen.line(f"mended when it is resumed: {text}", "yellow")
     if d.requires:
         screen.line()
         style = {"present": "green", "missing": "bold red", "empty": "yellow", "None": "bold red"}

@@ -12,7 +12,7 @@ from safepoint.codec.kinds import Tagged
 from safepoint.errors import SafepointError
 from safepoint.rules import health
 
-__all__ = ["FieldReport", "Repeat", "Size", "fields", "repeats", "sizes"]
+__all__ = ["FieldReport", "Repeat", "Size", "fields", "history_of", "repeats", "sizes"]
 
 BIG = 256
 """Bytes from which on a value is looked for at other places too."""
@@ -137,3 +137,14 @@ def _bytes(value: Any) -> int:
 def _items(value: Any) -> int | None:
     plain = value.value if isinstance(value, Tagged) else value
     return len(plain) if isinstance(plain, list | tuple | dict | set | frozenset) else None
+
+
+def history_of(tree: Mapping[str, Any]) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """The provider format of the messages, what mending their end would do, and which rules they break for good."""
+    from safepoint.rules import history  # of use to those who look
+
+    messages, known = tree["messages"], history.context_in(tree["metadata"])
+    if not isinstance(messages, list):
+        return "", (), ()
+    fixed = history.repair(messages, None, known)
+    return fixed.format, fixed.said, tuple(map(str, history.lasting(messages, known)))

@@ -13,7 +13,7 @@ from safepoint.codec.kinds import Tagged
 from safepoint.errors import UsageError
 from safepoint.model import State, a_type
 
-__all__ = ["GONE", "Check", "ailing", "checks", "follow", "messages_complete", "missing", "paths", "requires"]
+__all__ = ["GONE", "Check", "ailing", "checks", "follow", "messages_complete", "missing", "paths", "requires", "unlasting"]
 
 Check = Callable[[State], Any]
 
@@ -114,44 +114,18 @@ def follow(value: Any, parts: Sequence[str]) -> Any:
 
 
 def messages_complete(state: State) -> str | None:
-    """A check that each tool call in ``messages`` has its answer, but for those of the last assistant turn: a provider refuses
-    all else. What the tail lacks is at hand in the journal, or is asked for again.
+    """A check that ``messages`` is a history that its provider takes, or will be once its tail is mended: each tool call has its
+    answer right where the provider wants it, and whatever else docs/histories.md lists.
 
-    Knows OpenAI Chat (``tool_calls`` and ``role: tool``) and Anthropic (``tool_use`` and ``tool_result`` blocks); other
-    messages are passed over.
+    The last assistant turn may be open or cut off; a resume sees to that. Knows OpenAI Chat Completions, OpenAI Responses and
+    Anthropic Messages; messages of no known format pass. ``metadata["history"]`` may say more, see ``history.Context``.
     """
-    open_: dict[Any, int] = {}
-    for i, message in enumerate(state.messages):
-        role = _get(message, "role")
-        if role == "assistant":
-            if open_:
-                return f"a tool call of message {min(open_.values())} has no answer before the next turn"
-            open_ = dict.fromkeys(_asked(message), i)
-        elif open_:
-            for answered in _answers(message, role):
-                open_.pop(answered, None)
-    return None
+    return unlasting(state)
 
 
-def _get(value: Any, name: str) -> Any:
-    if isinstance(value, Tagged):
-        value = value.value
-    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+def unlasting(state: State, context: Any = None, but: Sequence[str] = ()) -> str | None:
+    """The first rule that a state's messages break and no repair of the tail mends, or None."""
+    from safepoint.rules import history  # of use to those who ask
 
-
-def _blocks(message: Any, kind: str) -> list[Any]:
-    content = _get(message, "content")
-    return [b for b in content if _get(b, "type") == kind] if isinstance(content, list | tuple) else []
-
-
-def _asked(message: Any) -> list[Any]:
-    calls = _get(message, "tool_calls")
-    asked = [_get(c, "id") for c in calls] if isinstance(calls, list | tuple) else []
-    asked += [_get(b, "id") for b in _blocks(message, "tool_use")]
-    return [a for a in asked if isinstance(a, str)]
-
-
-def _answers(message: Any, role: Any) -> list[Any]:
-    if role == "tool":
-        return [a] if isinstance(a := _get(message, "tool_call_id"), str) else []
-    return [a for b in _blocks(message, "tool_result") if isinstance(a := _get(b, "tool_use_id"), str)]
+    known = history.context_in(state.metadata) if context is None else context
+    return next((str(f) for f in history.lasting(state.messages, known) if f.rule not in but), None)

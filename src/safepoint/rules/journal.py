@@ -210,6 +210,10 @@ class StepJournal:
             if no == 0 and r.call_id is not None and self.named.get((r.scope, r.call_id)) == (0, r.ident):
                 del self.named[r.scope, r.call_id]
 
+    def over_by_history(self, no: int) -> None:
+        """What a row records has been put into the messages that the step begins with."""
+        self.delivered[no] = True
+
     def put(self, row: CallRow) -> None:
         """Take note of a row as it now stands in the store."""
         self.rows[row.no] = row
