@@ -25,6 +25,8 @@ from tests.support.graphs.shapes import line
 from tests.support.graphs.subjects import HERE, Subject
 from tests.support.scale import SOAK
 
+pytestmark = pytest.mark.scaled
+
 # -- LangGraph's own suite
 
 SUITE = 81
@@ -32,7 +34,6 @@ SUITE = 81
 SUITES = [(kind, "async") for kind in HERE] + [(kind, "sync") for kind in (HERE if SOAK else ("memory", "sqlite"))]
 
 
-@pytest.mark.scaled
 @pytest.mark.parametrize(("there", "methods"), SUITES, indirect=["there"])
 def test_the_whole_suite(there: Subject, methods: str) -> None:
     @checkpointer_test(name=there.name)
@@ -385,6 +386,7 @@ def test_filter_keys_and_values_are_data(saver: Any) -> None:
         config = saver.put(config, made(), about(i, **{f"k{text}": text, "shared": "yes", "value": text}), {})
         configs[text] = id_of(config)
     for text in STRANGE:
+        wanted: dict[str, Any]
         for wanted in ({f"k{text}": text}, {"value": text}, {f"k{text}": text, "shared": "yes", "value": text}):
             assert [id_of(t.config) for t in saver.list(thread(name), filter=wanted)] == [configs[text]], wanted
         assert [*saver.list(thread(name), filter={f"k{text}": text + "!"})] == []

@@ -7,8 +7,6 @@ store of ours: "memory", "sqlite", "file", "postgres", "redis", "cluster".
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,22 +15,12 @@ from tests.support.graphs.driver import Program, run_program
 from tests.support.scale import SOAK
 from tests.support.stores import KINDS, place
 
-__all__ = ["HERE", "OURS", "READY", "Subject", "open_saver", "run_on", "subject"]
+__all__ = ["HERE", "OURS", "Subject", "open_saver", "run_on", "subject"]
 
 OURS = ("memory", *KINDS)
 # A cluster is Redis in more places: what differs there is the store's business, and tested with it.
 HERE = OURS if SOAK else tuple(kind for kind in OURS if kind != "cluster")
 """Those that tests of the saver's contract run on."""
-
-
-def _ready() -> bool:
-    if importlib.util.find_spec("safepoint.adapters.langgraph") is None:
-        return False
-    return hasattr(importlib.import_module("safepoint.adapters.langgraph"), "SafepointSaver")
-
-
-READY = _ready()
-"""Whether there is a saver of ours."""
 
 
 class Subject:
@@ -82,7 +70,9 @@ def open_saver(name: str, url: str, **options: Any) -> Iterator[Any]:
                 made.setup()
                 yield made
         case _:
-            made = importlib.import_module("safepoint.adapters.langgraph").SafepointSaver(url, **options)
+            from safepoint.adapters.langgraph import SafepointSaver
+
+            made = SafepointSaver(url, **options)
             try:
                 yield made
             finally:
