@@ -77,6 +77,7 @@ from safepoint.run import Run
 from safepoint.tools import Tool, model, tool
 
 if TYPE_CHECKING:
+    from safepoint import history
     from safepoint.aio import AsyncCheckpointer, AsyncRun, open_async, run_agent_async
 
 __all__ = [
@@ -145,6 +146,7 @@ __all__ = [
     "UsageError",
     "Verification",
     "__version__",
+    "history",
     "messages_complete",
     "model",
     "open",
@@ -155,9 +157,9 @@ __all__ = [
     "run_agent",
     "run_agent_async",
     "tool",
+    "wire",
 ]
 
-    "wire",
 _ASYNC = frozenset({"AsyncCheckpointer", "AsyncRun", "open_async", "run_agent_async"})
 
 
@@ -167,4 +169,8 @@ def __getattr__(name: str) -> Any:
         from safepoint import aio
 
         return getattr(aio, name)
+    if name == "history":  # looked for by those who keep messages of a provider
+        import importlib
+
+        return importlib.import_module("safepoint.history")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

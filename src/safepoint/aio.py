@@ -465,6 +465,7 @@ async def run_agent_async(
     fresh_start: bool = False,
     at: int | None = None,
     branch: str | None = None,
+    mend: bool | None = None,
     wait: float = 0.0,
     steal: bool = False,
     agent: str | None = None,
@@ -478,6 +479,7 @@ async def run_agent_async(
     cp = acp.sync
     wish: dict[str, Any] = {
         "recover": recover, "health": health, "requires": requires, "fresh_start": fresh_start, "at": at, "branch": branch,
+        "mend": mend,
     }  # fmt: skip
     try:
         Wish.of(cp, **wish)
