@@ -53,6 +53,8 @@ class RawTask:
     checkpoints: list[RawCheckpoint] = field(default_factory=list)
     calls: list[RawCall] = field(default_factory=list)
     heads: dict[str, int] = field(default_factory=dict)
+    writes: list[tuple[str, str, str, int]] = field(default_factory=list)
+    """Space, checkpoint, writer and index of what adapters recorded."""
     fence: int = 0
 
 
@@ -69,6 +71,7 @@ def read_tasks(url: str) -> dict[str, RawTask]:
     for task in found.values():
         task.checkpoints.sort(key=lambda c: c.seq)
         task.calls.sort(key=lambda c: c.no)
+        task.writes.sort()
     return found
 
 
@@ -82,6 +85,7 @@ _CALLS = (
     "SELECT t.task, x.no, x.tool, x.status, x.step, x.attempts, x.fence, x.began, x.ended, x.version FROM {s}sp_calls x " + _OF
 )
 _HEADS = "SELECT t.task, x.name, x.head_seq FROM {s}sp_branches x " + _OF + " WHERE x.space = ''"
+_WRITES = "SELECT t.task, x.space, x.checkpoint, x.writer, x.idx FROM {s}sp_writes x " + _OF
 _LEASES = "SELECT t.task, x.fence FROM {s}sp_leases x " + _OF
 
 
@@ -93,6 +97,8 @@ def _tables(rows: Any) -> dict[str, RawTask]:
         found[task].calls.append(RawCall(*values))
     for task, name, seq in rows(_HEADS):
         found[task].heads[name] = seq
+    for task, *key in rows(_WRITES):
+        found[task].writes.append(tuple(key))
     for task, fence in rows(_LEASES):
         found[task].fence = fence
     return found
@@ -166,6 +172,7 @@ def _folder(folder: str) -> tuple[str, RawTask]:
     raw = RawTask()
     task = unquote(os.path.basename(folder))
     calls: dict[int, dict[str, Any]] = {}
+    writes: dict[tuple[str, str, str, int], None] = {}
     with open(os.path.join(folder, "journal.jsonl"), encoding="utf-8") as f:
         for text in f:
             line = json.loads(text)
@@ -173,6 +180,19 @@ def _folder(folder: str) -> tuple[str, RawTask]:
             raw.status = line.get("row", {}).get("status", raw.status)
             for row in line.get("calls", []) + ([line["call"]] if "call" in line else []):
                 calls.setdefault(row["no"], {}).update(row)
+            for row in line.get("writes", []) + ([line["write"]] if "write" in line else []):
+                writes[row.get("space", ""), row["against"], row["writer"], row["idx"]] = None
+            moved = line.get("branches", []) + ([line["branch"]] if "branch" in line else [])
+            if line.get("moves"):
+                new = line["checkpoint"]
+                moved.append(
+                    {"space": new.get("space", ""), "name": new.get("branch", "main"), "head": [new["seq"], new["id"]]}
+                )
+            for row in moved:
+                if row["space"] == "":
+                    raw.heads.pop(row["name"], None)
+                    raw.heads |= {row["name"]: row["head"][0]} if "head" in row else {}
+    raw.writes = list(writes)
     for row in calls.values():
         raw.calls.append(
             RawCall(
@@ -193,7 +213,6 @@ def _folder(folder: str) -> tuple[str, RawTask]:
                 with open(os.path.join(where, name), encoding="utf-8") as f:
                     d = json.load(f)
                 raw.checkpoints.append(RawCheckpoint(d["seq"], d["parent"], d["id"], d["branch"], d["kind"], d["step"]))
-                raw.heads[d["branch"]] = max(raw.heads.get(d["branch"], 0), d["seq"])
     return task, raw
 
 
