@@ -17,12 +17,12 @@ from langgraph.types import Send
 
 from safepoint.adapters.langgraph.form import Form, Loaded
 from safepoint.adapters.langgraph.lazy import Base, Channels
-from safepoint.codec import decode_plain, states
+from safepoint.codec import decode_plain, states, values
 from safepoint.codec.chunks import Packed, unpack, unpack_plain
 from safepoint.codec.registry import Registry
 from safepoint.codec.states import Control
 from safepoint.errors import Damaged, InvalidState, RefusedType
-from safepoint.model import Obj
+from safepoint.model import Obj, State
 from tests.support.scale import scale
 
 FORM = Form()
@@ -289,7 +289,7 @@ def test_an_empty_checkpoint_and_one_that_is_none_of_langgraphs() -> None:
     loaded = Store().load(FORM.pack(empty))
     assert dict(loaded.checkpoint["channel_values"]) == {}
     assert {**loaded.checkpoint, "id": empty["id"], "channel_values": {}} == empty
-    plain = states.pack_state(states.State("t", agent_state={"a": 1}), Control(), Registry(), None)
+    plain = states.pack_state(State("t", agent_state={"a": 1}), Control(), Registry(), None)
     with pytest.raises(InvalidState, match="no checkpoint of LangGraph"):
         Store().load(plain)
 
@@ -413,21 +413,19 @@ def test_marks_made_at_load_spare_the_next_pack_its_encoding(monkeypatch: pytest
     history = [message(i, 600) for i in range(300)]
     packed = store.keep(FORM.pack(checkpoint({"messages": history})))
     loaded = store.load(packed, marked=True)
-    value = [*loaded.checkpoint["channel_values"]["messages"], HumanMessage("new", id=str(uuid.uuid4()))]
+    history = [*loaded.checkpoint["channel_values"]["messages"], HumanMessage("new", id=str(uuid.uuid4()))]
     base = loaded.base()
     assert isinstance(base, Base)
     encoded = 0
-    from safepoint.codec import lists
-
-    real = lists.encode
+    real = values.encode
 
     def counting(*args: Any, **options: Any) -> bytes:
         nonlocal encoded
         encoded += 1
         return real(*args, **options)
 
-    monkeypatch.setattr(lists, "encode", counting)
-    again = FORM.pack(checkpoint({"messages": value}, 2), {"messages": 2}, parent=base)
+    monkeypatch.setattr("safepoint.codec.lists.encode", counting)
+    again = FORM.pack(checkpoint({"messages": history}, 2), {"messages": 2}, parent=base)
     assert encoded < 100  # the tail, the new one, and pages where somebody else holds a text of theirs
     monkeypatch.undo()
-    assert again.digest == FORM.pack(checkpoint({"messages": value}, 2)).digest
+    assert again.digest == FORM.pack(checkpoint({"messages": history}, 2)).digest
