@@ -183,7 +183,13 @@ BEGIN
             RETURN 'has_others'::text || last || coalesce(s[12], t.branch);
         END IF;
 
-        IF last[1]::bigint <> i[7] OR last[2]::bigint <> i[8] OR last[3]::bigint <> i[9] OR last[5]::bigint <> i[10] THEN
+        IF NOT with_row AND i[15] + i[16] = 0 THEN
+            -- Nothing gets a number: what was foreseen does not matter.
+            i[11] := last[1]::bigint;
+            i[12] := last[2]::bigint;
+            i[13] := last[3]::bigint;
+            i[14] := last[5]::bigint;
+        ELSIF last[1]::bigint <> i[7] OR last[2]::bigint <> i[8] OR last[3]::bigint <> i[9] OR last[5]::bigint <> i[10] THEN
             RETURN 'numbers'::text || last;
         END IF;
         IF i[18] IS NOT NULL THEN
