@@ -412,9 +412,10 @@ def main() -> int:
         rows += starts(11)
         if not args.no_servers:
             sys.path.insert(0, str(ROOT))
-            from bench import servers
+            from bench import graphs, servers
 
             rows += servers.rows(folder, args.rounds)
+            rows += graphs.rows(folder, args.rounds)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     text = table(rows)
