@@ -194,8 +194,14 @@ def _tuple(
 ) -> CheckpointTuple:
     header = Header.of(saver.form, row)
     loaded = unpacked(saver.form, where.thread, row, objects)
-    base = loaded.base()  # all of it: damage is told here, and not in the middle of a run
-    saver._records.stored((where.thread, where.ns, row.id), Node(Head(row.seq, row.id), row.branch, base))
+    key = (where.thread, where.ns, row.id)
+    known = saver._records.node(key)
+    if known is not None and getattr(known.packed, "digest", None) == row.digest:
+        # What this process has put itself: its pages are known by their fingerprints, which what comes from a store has to earn first.
+        for _ in loaded.checkpoint["channel_values"].values():
+            pass  # all of it is read now: damage is told here, and not in the middle of a run
+    else:
+        saver._records.stored(key, Node(Head(row.seq, row.id), row.branch, loaded.base()))
     return CheckpointTuple(
         config=where.config(row.id),
         checkpoint=_marked(loaded.checkpoint, origin),
