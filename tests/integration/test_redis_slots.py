@@ -34,7 +34,7 @@ class Move:
 
     def carry(self):
         node = self.nodes[self.source]
-        keys = node.execute_command("CLUSTER GETKEYSINSLOT", self.slot, 100)
+        keys = node.execute_command("CLUSTER GETKEYSINSLOT", self.slot, 10_000)  # other tests have tasks of that name
         for key in keys:
             node.execute_command("MIGRATE", "127.0.0.1", self.target, key, 0, 5000)
         return len(keys)

@@ -135,6 +135,33 @@ def test_more_rows_and_branches_than_a_script_can_take_at_once(store: RedisStore
     assert raw.hget(key, "branches") == b"\0main\0"
 
 
+def test_one_more_row_costs_the_same_however_many_there_are(store: RedisStore, raw: Any, key: bytes) -> None:
+    writer, n = Writer(store), scale(400, 3_000)
+    writer.save(row={"id": "c"})
+    writer.save()
+    for i in range(n):
+        writer.record(write_row("c", writer=f"writer {i:050}"), sync=False)
+    lists = [field for field in raw.hkeys(key) if field[:2] == b"v:"]
+    assert len(lists) > n // 60
+    assert max(raw.hstrlen(key, field) for field in lists) < 3_500
+    assert len(store.writes("task")[0]) == n
+    assert lost(store) == []
+    # As one that was written as a whole, it goes on; and as one that was mended.
+    image = image_of(store, "task")
+    assert store.write_task(replace(image, row=replace(image.row, task="copy")))
+    Writer(store, "copy").record(write_row("c", writer="more"))
+    assert len(store.writes("copy", checkpoints=["c"])[0]) == n + 1
+    raw.hdel(key, *lists[1:])
+    assert [kind for _, kind in lost(store)] == ["structure"]
+    store.set_aside(image, [], [], [])
+    assert lost(store) == []
+    writer.record(write_row("c", writer="more"))
+    assert len(store.writes("task", checkpoints=["c"])[0]) == n + 1
+    told = store.prune("task", [1], dry_run=True)
+    assert store.prune("task", [1]) == told
+    assert recorded(raw, key) == []
+
+
 def test_names_with_a_nul_are_refused(store: RedisStore) -> None:
     Writer(store).record(write_row("c"))
     image = image_of(store, "task")
@@ -257,6 +284,8 @@ DAMAGE: dict[str, tuple[Callable[[Any, bytes], Any], list[tuple[str, str]]]] = {
         [("write 0 of 'w' against checkpoint 'c'", "write")],
     ),
     "a list that is gone": (lambda raw, key: raw.hdel(key, LIST), [("the lists of writes", "structure")]),
+    "a list that is none": (lambda raw, key: raw.hset(key, LIST, b"x"), [("the lists of writes", "structure")]),
+    "a page that is gone": (lambda raw, key: raw.hset(key, LIST, b"1;"), [("the lists of writes", "structure")]),
     "the name of a list that is gone": (
         lambda raw, key: raw.hdel(key, *[f for f in raw.hkeys(key) if f[:2] == b"e:"]),
         [("the lists of writes", "structure")],
@@ -291,7 +320,7 @@ def test_damage_is_told_and_keeps_all_objects_and_is_set_aside(what: str, store:
             store.writes("task")
     # Of a row that is gone nobody knows what it reached; what it is one of, verify says.
     if what != "a row that is gone":
-        with pytest.raises(Damaged, match=r"No object was deleted|row of a write"):
+        with pytest.raises(Damaged, match=r"No object was deleted|\(row of a write\)|\(list of writes\)"):
             store.prune("task", [1])
         assert names(store) == before
     image = image_of(store, "task") if not told else replace(image_of_what_is_left(store), writes=tuple(sound))

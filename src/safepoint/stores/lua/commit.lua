@@ -169,8 +169,8 @@ local left_out = 0
 for _ = 1, lists do
   local shelf, place, many = unpack(ARGV, i, i + 2)
   i = i + 3
-  local listed = get('v:' .. place)
-  local all = { listed or '' }
+  local top = get('v:' .. place)
+  local all = { top or '0;' }
   for _ = 1, tonumber(many) do
     local entry, value = ARGV[i], ARGV[i + 1]
     local field = 'w:' .. place .. '\0' .. string.sub(entry, 1, -2)
@@ -186,9 +186,15 @@ for _ = 1, lists do
     i = i + 2
   end
   if #all > 1 then
-    set[#set + 1], set[#set + 2] = 'v:' .. place, table.concat(all)
+    local longer = table.concat(all)
+    local page = #longer > 3000 and string.match(longer, '^(%d+);')
+    if page then
+      set[#set + 1], set[#set + 2] = 'v:' .. place .. '\0' .. page, string.sub(longer, #page + 2)
+      longer = text(tonumber(page) + 1) .. ';'
+    end
+    set[#set + 1], set[#set + 2] = 'v:' .. place, longer
   end
-  if not listed then
+  if not top then
     redis.call('HSET', key, shelf, (get(shelf) or '') .. place .. '\0')
   end
 end

@@ -86,14 +86,15 @@ while next <= #ARGV do
     for _, bit in ipairs(powers) do bits[#bits + 1] = bit end
     -- Whatever was recorded until now, also since it was looked at.
     local place = string.sub(id, 3)
-    local listed = redis.call('HGET', key, 'v:' .. place)
-    if listed then
-      for entry in string.gmatch(listed, '([^%z]*%z[^%z]*)%z') do
+    local entries, lists = listed(place)
+    if entries == false then return {'damaged', 'v:' .. place} end
+    if entries then
+      for entry in string.gmatch(entries, '([^%z]*%z[^%z]*)%z') do
         local field = 'w:' .. place .. '\0' .. entry
         fields[#fields + 1] = field
         bytes = bytes + redis.call('HSTRLEN', key, field)
       end
-      fields[#fields + 1] = 'v:' .. place
+      for _, field in ipairs(lists) do fields[#fields + 1] = field end
       shelves[shelf] = shelves[shelf] or {}
       shelves[shelf][place] = true
     end

@@ -84,3 +84,22 @@ local function begin(id, at)
     'n', '0 0 0 0 0', 'count', '0')
 end
 
+-- The list of what was recorded against a checkpoint (space, NUL, id): its entries, and the fields that they stand in; nil for none,
+-- false for one that is damaged.
+local function listed(place)
+  local top = get('v:' .. place)
+  if not top then
+    return nil
+  end
+  local count, rest = string.match(top, '^(%d+);(.*)$')
+  if not count then
+    return false
+  end
+  local all, fields = {}, { 'v:' .. place }
+  for k = 0, tonumber(count) - 1 do
+    fields[#fields + 1] = fields[1] .. '\0' .. k
+    all[#all + 1] = get(fields[#fields]) or ''
+  end
+  all[#all + 1] = rest
+  return table.concat(all), fields
+end

@@ -46,5 +46,9 @@ def groups(client: Client, key: bytes) -> list[bytes]:
 
 def rows_in(client: Client, key: bytes, lists: Iterable[bytes]) -> Iterator[list[bytes]]:
     """The ``w:`` fields that each of these ``v:`` fields names."""
-    for field, value in values_of(client, key, list(lists)):
-        yield layout.listed(field, value)
+    found = list(values_of(client, key, list(lists)))
+    pages = {field: layout.pages_of(field, value) for field, value in found}
+    beside = dict(values_of(client, key, [page for some in pages.values() for page in some]))
+    for field, value in found:
+        rows = [row for page in pages[field] for row in layout.listed(field, beside[page], page=True)]
+        yield rows + layout.listed(field, value)

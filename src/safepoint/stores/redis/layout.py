@@ -29,8 +29,10 @@ bytes, and what scripts compare stands right behind it):
     c:<no>      row of a call: [version, line, step, base_seq, ...] (``layout.CALL``); version from byte 4 on
     p:<no>      row of a pause: [version, line, step, ...] (``layout.PAUSE``), likewise
     w:<space>\\0<checkpoint>\\0<idx>\\0<writer>    what an adapter recorded: MessagePack array (``layout.WRITE``); <checkpoint> is an id
-    v:<space>\\0<checkpoint>    "<idx>\\0<writer>\\0" of each of those of a checkpoint; all go at once
-    e:<k>       "<space>\\0<checkpoint>\\0" of each ``v:``; k = crc32(<space>\\0<checkpoint>) % 64 (``layout.shelf``)
+    v:<space>\\0<checkpoint>    "<pages>;" and then "<idx>\\0<writer>\\0" of each of those of a checkpoint; all go at once. What is longer
+                than a few kilobytes becomes a page, so that one more row costs no more than that:
+    v:<space>\\0<checkpoint>\\0<k>    k = 0..pages-1, without "<pages>;"
+    e:<k>       "<space>\\0<checkpoint>\\0" of each ``v:``; k = crc32(<space>\\0<checkpoint>) % 1024 (``layout.shelf``)
     o:<name>    an object (name: its 16 bytes): 4 bytes big-endian length of refs, refs, data (``layout.body``), and 12 hexadecimal
                 digits: what ``w`` became with the write that sent it last. Whatever is sent is written, also over equal bytes: a
                 sweep removes only what it did not reach and nobody has sent since
@@ -110,6 +112,7 @@ __all__ = [
     "open_entry",
     "opened",
     "pack",
+    "pages_of",
     "parts",
     "pause",
     "shelf",
@@ -146,7 +149,7 @@ PAUSE = (
 
 WRITE = ("space", "checkpoint", "writer", "idx", "path", "data", "refs", "seal")
 
-SHELVES = [b"e:%d" % k for k in range(64)]
+SHELVES = [b"e:%d" % k for k in range(1024)]
 """The fields that name the lists of what was recorded: each is written anew with every list that it comes to name."""
 
 _LETTERS = {"started": "s", "paused": "p", "in_doubt": "d"}
@@ -331,9 +334,20 @@ def shelved(value: bytes | None) -> list[bytes]:
     return [b"v:" + place for place in names(value)]
 
 
-def listed(group: bytes, value: bytes | None) -> list[bytes]:
-    """The ``w:`` fields that this ``v:`` field names."""
-    return [b"w:%s\0%s" % (group[2:], own) for own in names(value)]
+def pages_of(group: bytes, value: bytes | None) -> list[bytes]:
+    """The pages of a ``v:`` field, which go before what itself has. Damaged if it is no list."""
+    if value is None:
+        return []
+    count, found, _ = value.partition(b";")
+    if not found or not count.isdigit():
+        raise _damaged("list of writes", "it does not tell its pages")
+    return [b"%s\0%d" % (group, k) for k in range(int(count))]
+
+
+def listed(group: bytes, value: bytes | None, *, page: bool = False) -> list[bytes]:
+    """The ``w:`` fields that this ``v:`` field names, or one of its pages."""
+    own = value if page or value is None else value.partition(b";")[2]
+    return [b"w:%s\0%s" % (group[2:], name) for name in names(own)]
 
 
 def lists(fields: Iterable[bytes]) -> dict[bytes, bytes]:
@@ -344,7 +358,7 @@ def lists(fields: Iterable[bytes]) -> dict[bytes, bytes]:
         place = b"%s\0%s" % (space, checkpoint)
         if (group := b"v:" + place) not in found:
             found[shelf(place)] = b"%s%s\0" % (found.get(shelf(place), b""), place)
-        found[group] = b"%s%s\0" % (found.get(group, b""), own)
+        found[group] = b"%s%s\0" % (found.get(group, b"0;"), own)
     return found
 
 

@@ -163,7 +163,7 @@ class Reads:
         ids = None if checkpoints is None else list({layout.text(id): None for id in checkpoints})
         if ids is None or space is None:
             within = b"" if space is None else layout.text(space) + b"\0"
-            which = [by, within, len(layout.SHELVES), *layout.SHELVES, *(ids or ())]
+            which = [by, within, len(layout.SHELVES), *(ids or ())]
         else:
             which = [by, b"", 0, *[b"%s\0%s" % (layout.text(space), id) for id in ids]]
         if ids == []:

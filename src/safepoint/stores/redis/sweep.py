@@ -536,9 +536,10 @@ class _Mark:
         """Whether a write that was not met is in its list now: it went with its checkpoint, and was recorded once more since."""
         if field[:2] != b"w:":
             return False
-        place = b"\0".join(field[2:].split(b"\0")[:2])
-        listed, named = self.client.command("HMGET", self._key, b"v:" + place, layout.shelf(place))
-        return field in layout.listed(b"v:" + place, listed) and b"v:" + place in layout.shelved(named)
+        space, id = field[2:].split(b"\0")[:2]
+        which = [0, 1 << 53, b"", b"", space + b"\0", len(layout.SHELVES), id]
+        _, _, *listed = self.client.script("writes", self.client.keys.of(self.task), which)
+        return field in listed[::2] or not self.client.command("HEXISTS", self._key, field)
 
     def _damaged(self, field: bytes) -> Damaged:
         """What some row reaches is not known: then nothing is known to be garbage."""

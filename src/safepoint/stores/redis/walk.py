@@ -25,7 +25,7 @@ _KINDS: dict[bytes, tuple[str, Callable[[int, bytes], Any]]] = {
 }
 ROW = re.compile(rb"([hrcp]):([1-9]\d{0,15})")
 _OTHERS = re.compile(
-    rb"t:[a-z]+|f:[a-z]+|n|w|born|count|branches|open|asks|stages|sweeps|q|q:\d+|[kgj]:\d+|e:\d+|[iblv]:[^\0]*\0[^\0]+|s:.*",
+    rb"t:[a-z]+|f:[a-z]+|n|w|born|count|branches|open|asks|stages|sweeps|q|q:\d+|[kgj]:\d+|e:\d+|[ibl]:[^\0]*\0[^\0]+|v:[^\0]*\0[^\0]+(\0\d+)?|s:.*",
     re.DOTALL,
 )
 
@@ -343,12 +343,19 @@ def _discord(client: Client, key: bytes, where: str, w: bytes | None, told: _Tol
 def _unlisted(client: Client, key: bytes, where: str, names: dict[bytes, int]) -> Iterator[Lost]:
     """What the lists of writes say otherwise than the rows do."""
     rows = {name for name in names if name[:2] == b"w:" and is_known(name)}
-    found = dict(values_of(client, key, [name for name in names if name[:2] in {b"v:", b"e:"}]))
-    listed = {row for name, value in found.items() if name[:2] == b"v:" for row in layout.listed(name, value)}
-    if missing := listed - rows:
+    values = dict(values_of(client, key, [name for name in names if name[:2] in {b"v:", b"e:"}]))
+    tops = {name for name in values if name[:2] == b"v:" and name.count(b"\0") == 1}
+    named = [name for field, value in values.items() if field[:2] == b"e:" for name in layout.shelved(value)]
+    shelves = {layout.shelf(name[2:]) for name in named}
+    try:
+        pages = {page: top for top in tops for page in layout.pages_of(top, values[top])}
+    except Damaged as error:
+        yield Lost("the lists of writes", f"{where}, fields v:…", error.why, kind="structure")
+        return
+    listed = [row for top in tops for row in layout.listed(top, values[top])]
+    listed += [row for page, top in pages.items() for row in layout.listed(top, values.get(page), page=True)]
+    if missing := set(listed) - rows:
         why = f"the task counts {len(listed)}, and {len(rows)} are there"
         yield Lost(f"{len(missing)} writes are missing", f"{where}, fields v:…", why, kind="write")
-    elif {n: sorted(layout.names(v)) for n, v in found.items()} != {
-        n: sorted(layout.names(v)) for n, v in layout.lists(rows).items()
-    }:
+    elif sorted(listed) != sorted(rows) or sorted(named) != sorted(tops) or {*values} != {*tops, *pages, *shelves}:
         yield Lost("the lists of writes", f"{where}, fields v:… and e:…", "they and the rows differ", kind="structure")
