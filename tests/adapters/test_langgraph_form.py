@@ -6,6 +6,7 @@ import random
 import uuid
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -197,6 +198,32 @@ def test_a_write_and_the_channel_that_it_goes_into_share_their_objects() -> None
     assert len({obj.name for obj in after.new} & made) == 2
     back = FORM.unpack_writes(written.data, written.refs, store.objects, size=written.size)
     assert exactly(back, [("messages", [reply]), ("lone", lone), ("__no_writes__", None)])
+    assert len(written.new) == 2  # no list beside them
+    lists: list[list[Any]] = [
+        [],
+        [reply],
+        [[]],
+        [message(i) for i in range(8)],
+        [message(i) for i in range(9)],
+        list("abcdefgh"),
+    ]
+    for long in lists:
+        for flat in (False, True):
+            several = [("a", long), ("b", (long,)), ("a", long)]
+            packed = store.keep(FORM.pack_writes(several, base=base, flat=flat))
+            assert exactly(FORM.unpack_writes(packed.data, packed.refs, store.objects), several)
+            assert packed.digest == FORM.pack_writes(several, flat=flat).digest
+    for forged in (
+        {},
+        {"channels": 5},
+        {"channels": ["a"]},
+        {"channels": [["a", 2]], "0.0": 1},
+        {"channels": [], "0": 1},
+        {"channels": [5], "0": 1},
+    ):
+        root = msgspec.msgpack.encode(forged)
+        with pytest.raises(Damaged):
+            FORM.unpack_writes(root, b"", {})
     # The whole history, handed on by a node, is no more than a name.
     whole = store.keep(FORM.pack_writes([("messages", history)], base=base))
     assert not whole.new

@@ -372,6 +372,9 @@ def test_where_a_refused_value_is() -> None:
             FORM.pack(checkpoint({"x": value}))
         assert caught.value.details["path"] == path
         assert path in str(caught.value)
+        with pytest.raises(RefusedType) as caught:
+            FORM.pack_writes([("x", 1), ("x", value)])
+        assert caught.value.details["path"] == path.replace("channel 'x'", "write 1")
 
 
 def test_an_exception_is_its_repr_as_langgraph_has_it() -> None:

@@ -31,6 +31,7 @@ __all__ = ["Base", "Form", "Loaded"]
 
 PART: Final = "langgraph"
 _APART: Final = frozenset({"id", "channel_values"})
+_FEW: Final = 8
 _PARTS: Final = ("channel_versions", "versions_seen")
 _PLACE: Final = re.compile(r"(agent_state|write)\['([^']*)'\](\[\d+\])?(.*)", re.DOTALL)
 _IN_FIELDS: Final = re.compile(r"^\['(?:fields|extra|private)'\]\['(\w+)'\]")
@@ -201,12 +202,23 @@ class Form:
         warm: tuple[Packed | Loaded, ...] = (),
         flat: bool = False,
     ) -> Packed:
-        """Pack what a task wrote: ``{"channels": [names], "0": value, "1": value, …}``. ``base``, ``warm`` as for ``pack``."""
+        """Pack what a task wrote: ``{"channels": [names], "0": value, "1": value, …}``. ``base``, ``warm`` as for ``pack``.
+
+        Of a list of a few items, ``"channels"`` has ``[name, items]``, and each item stands for itself as ``"0.0"``, ``"0.1"`` …: it
+        is the object that the channel will have, and there is no list to store beside it.
+        """
 
         def pack(careful: bool) -> Packed:
-            tree: dict[str, Any] = {"channels": [channel for channel, _ in writes]}
-            for i, (_, value) in enumerate(writes):
-                tree[str(i)] = wrapped_value(value, self.registry, careful=careful)
+            channels: list[Any] = []
+            tree: dict[str, Any] = {"channels": channels}
+            for i, (channel, value) in enumerate(writes):
+                plain = wrapped_value(value, self.registry, careful=careful)
+                if type(value) is list and len(value) <= _FEW:
+                    channels.append([channel, len(plain)])
+                    tree |= {f"{i}.{j}": item for j, item in enumerate(plain)}
+                else:
+                    channels.append(channel)
+                    tree[str(i)] = plain
             try:
                 return chunks.pack(
                     tree, self.registry, base=_packed(base), warm=_all_packed(warm), opened=False, path="write", flat=flat
@@ -226,13 +238,23 @@ class Form:
         """
         found = objects() if callable(objects) else objects
         tree = Reader(found, self.registry, None, size).mapping(root, refs, at, 0)[0]
-        channels = tree.get("channels")
-        if type(channels) is not list or len(tree) != len(channels) + 1 or not all(type(name) is str for name in channels):
-            raise Damaged(f"{at} cannot be loaded", "it does not name its channels", "Load an earlier checkpoint.")
+        plain: list[tuple[str, Any]] = []
         try:
-            return [(name, unwrapped_value(tree[str(i)], f"{at}: channel {name!r}")) for i, name in enumerate(channels)]
-        except KeyError:
-            raise Damaged(f"{at} cannot be loaded", "a value is not there", "Load an earlier checkpoint.") from None
+            for i, channel in enumerate(tree.pop("channels")):
+                if type(channel) is list:
+                    name, count = channel
+                    value: Any = [tree.pop(f"{i}.{j}") for j in range(count)]
+                else:
+                    name, value = channel, tree.pop(str(i))
+                if type(name) is not str:
+                    raise ValueError
+                plain.append((name, value))
+            whole = not tree
+        except (KeyError, TypeError, ValueError):
+            whole = False
+        if not whole:
+            raise Damaged(f"{at} cannot be loaded", "it is no whole set of writes", "Load an earlier checkpoint.")
+        return [(name, unwrapped_value(value, f"{at}: channel {name!r}")) for name, value in plain]
 
     # Metadata
 
@@ -302,7 +324,11 @@ def _said_plainly(error: RefusedType, tree: Mapping[str, Any]) -> RefusedType:
         name_, rest, index_ = name, (index or "") + rest, ""
     if type(wrapper) is dict and CLASS in wrapper:
         rest = _IN_FIELDS.sub(r".\1", rest.removeprefix("['value']"), 1)
-    place = f"write {name_}" if part == "write" else f"channel {name_!r}"
+    if part == "write":
+        number, _, item = name_.partition(".")
+        place = f"write {number}" + (f"[{item}]" if item else "")
+    else:
+        place = f"channel {name_!r}"
     shown = f"{place}{index_}{rest}"
     error.what = error.what.replace(path, shown, 1)
     error.details["path"] = shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
@@ -22,6 +23,7 @@ Objects = Mapping[bytes, Obj] | Callable[[], Mapping[bytes, Obj]]
 """The objects that a root reaches, or what fetches them."""
 
 _GONE: Final = object()
+_LOCK: Final = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,16 +211,21 @@ class Channels(MutableMapping[str, Any]):
 
     def _all(self) -> dict[str, Any]:
         if self._values is None:
-            # By setdefault, as another thread may be here too: both are to see one value.
-            self._values = dict.fromkeys(self._parts.channels, _GONE)
+            made = dict.fromkeys(self._parts.channels, _GONE)
+            with _LOCK:
+                if self._values is None:
+                    self._values = made
         return self._values
 
     def __getitem__(self, name: str) -> Any:
         values = self._all()
         value = values[name]
         if value is _GONE:
-            value = self._parts.value(name)
-            values[name] = value
+            made = self._parts.value(name)
+            with _LOCK:  # another thread may have been here too: both are to see one value
+                value = values[name]
+                if value is _GONE:
+                    value = values[name] = made
         return value
 
     def __setitem__(self, name: str, value: Any) -> None:
