@@ -69,11 +69,13 @@ from safepoint.model import (
 )
 from safepoint.moving import CopyReport, ExportReport, ImportReport, Progress, TaskCopy
 from safepoint.resources import resource
+from safepoint.rules.collecting import Collector
 from safepoint.rules.diffing import Change, Diff
 from safepoint.rules.health import messages_complete, requires
 from safepoint.rules.planning import Branch, Candidate, Plan, PlannedCall
 from safepoint.rules.verifying import Damage, Verification
 from safepoint.run import Run
+from safepoint.streaming import AsyncStream, Stream
 from safepoint.tools import Tool, model, tool
 
 if TYPE_CHECKING:
@@ -84,6 +86,7 @@ __all__ = [
     "AlreadyAnswered",
     "AsyncCheckpointer",
     "AsyncRun",
+    "AsyncStream",
     "Branch",
     "Call",
     "CallFailed",
@@ -95,6 +98,7 @@ __all__ = [
     "Checkpointer",
     "CleanupLine",
     "CleanupReport",
+    "Collector",
     "Conflict",
     "CopyReport",
     "Damage",
@@ -138,6 +142,7 @@ __all__ = [
     "StepResult",
     "StoreCleanup",
     "StoreFull",
+    "Stream",
     "TaskCopy",
     "TaskInfo",
     "Tool",

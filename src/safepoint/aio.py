@@ -45,6 +45,7 @@ from safepoint.script import Exec, Io, Op, Pass, Raised, Script, Sleep, Together
 from safepoint.session import RunBase
 from safepoint.steps import NamedSteps, SkipIf
 from safepoint.stores.base import Store
+from safepoint.streaming import AsyncStream, Collect, Feed
 from safepoint.tools import Bound, Tool, is_async
 
 T = TypeVar("T")
@@ -416,6 +417,13 @@ class AsyncRun(NamedSteps, RunBase):
         """See ``Run.call_tool``."""
         ready = target.from_json(arguments) if isinstance(target, Tool) else {}
         return await self._drive(self._call_script(target, ready, (), {}, call_id, validate))
+
+    def stream(
+        self, target: Any, /, *args: Any, call_id: str | None = None, collect: Collect | None = None, **kwargs: Any
+    ) -> AsyncStream:
+        """See ``Run.stream``: ``async for chunk in (stream := run.stream(ask, messages)): …``, then ``await stream.reply()``."""
+        feed = Feed(collect)
+        return AsyncStream(self, self._stream_script(target, args, kwargs, call_id, feed), feed)
 
     async def call_many(self, calls: Sequence[Bound], *, max_parallel: int = 8, return_errors: bool = False) -> list[Any]:
         """See ``Run.call_many``."""

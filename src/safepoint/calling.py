@@ -30,8 +30,10 @@ from safepoint.model import check_id, new_id, now, to_us
 from safepoint.replies import damaged_error, error_record, failed_error, get, in_doubt_error, lost_error, usage_of
 from safepoint.rows import CallRow, CallWrite, Commit, replace
 from safepoint.rules import journal, quarantine
+from safepoint.rules.collecting import is_stream
 from safepoint.rules.journal import Action, Found, Match, Request
 from safepoint.script import Exec, Io, Pass, Raised, Script, Sleep, Together
+from safepoint.streaming import Feed, close_feeds
 from safepoint.tools import Bound, Tool, sole
 
 _CANONICAL_LIMIT = 256 * 1024
@@ -56,6 +58,8 @@ class _Asked:
     """Number of its row; 0 until one is found or written, None where another call holds it."""
     closed: bool = False
     """Its claim has been given back or settled. Ctrl-C may keep the one who serves it from that; then the caller does it."""
+    feed: Feed | None = None
+    """Where the chunks of a stream go."""
     got: bool = False
     """It has a value for the step, which has reached it unless what it was asked for with raises."""
 
@@ -112,12 +116,19 @@ class Flow(FlowBase):
         return journal.ident_of(tool.name, journal.canonical(tree))
 
     def call(
-        self, tool: Tool[Any, Any], arguments: dict[str, Any], call_id: str | None, validate: Validate | None
+        self,
+        tool: Tool[Any, Any],
+        arguments: dict[str, Any],
+        call_id: str | None,
+        validate: Validate | None,
+        feed: Feed | None = None,
     ) -> Script[Any]:
-        self._fits(tool, validate)
+        self._fits(tool, validate, feed)
+        yield from close_feeds(self.feeds, left=True)
         if self.unwritten or self.unsure:
             yield Io(self.flush)
         asked = self.ask(tool, arguments, call_id)
+        asked.feed = feed
         try:
             return (yield from self._serve(asked, self._match([asked])[0], validate))
         finally:
@@ -172,8 +183,10 @@ class Flow(FlowBase):
                 if not a.closed or (a.got and not reached):
                     self._over(a, delivered=False)
 
-    def _fits(self, tool: Tool[Any, Any], validate: Validate | None) -> None:
+    def _fits(self, tool: Tool[Any, Any], validate: Validate | None, feed: Feed | None = None) -> None:
         self.check()
+        if isinstance(tool, Tool) and tool.streams and feed is None:
+            raise UsageError(f"model {tool.name!r} is a generator", "a call has one result", "Use run.stream.")
         if isinstance(tool, Tool) and tool.effect == "transactional" and not self.cp.store.transactional_tools:
             raise UsageError(
                 f"{tool.name!r} is transactional, and {type(self.cp.store).__name__} has no transactions to lend",
@@ -345,7 +358,8 @@ class Flow(FlowBase):
                 if row.status == "succeeded":
                     break
                 self.seen = max(self.seen, row.ended or 0)
-                if asked.failures >= tool.retry.attempts or not isinstance(value, tool.retry.on):
+                begun = asked.feed is not None and asked.feed.given  # the consumer must not see the beginning twice
+                if begun or asked.failures >= tool.retry.attempts or not isinstance(value, tool.retry.on):
                     raise failed_error(row) from value
                 self.counters.retries += 1
                 yield Sleep(tool.retry.wait(asked.failures))
@@ -436,7 +450,10 @@ class Flow(FlowBase):
         here = self._here(row)
         at("effect.before")
         try:
-            value = yield Exec(asked.tool.fn, args, kwargs, here, asked.tool.timeout)
+            if asked.feed is not None:
+                value = yield from asked.feed.draw(asked.tool, args, kwargs, here)
+            else:
+                value = yield Exec(asked.tool.fn, args, kwargs, here, asked.tool.timeout)
         except RunEnded:
             raise
         except Exception as error:
@@ -453,6 +470,10 @@ class Flow(FlowBase):
                     "Make it async def.",
                     tool=asked.tool,
                 )
+            )
+        if asked.tool.policy.model and is_stream(value):
+            raise _Failed(
+                UsageError(f"model {asked.tool.name!r} returned a stream", "", "Use run.stream, or drop stream=True.")
             )
         at("effect.after")
         return value

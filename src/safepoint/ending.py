@@ -26,6 +26,7 @@ from safepoint.model import Checkpoint, State, new_id
 from safepoint.rows import Commit, Grant, TaskPatch, TaskRow
 from safepoint.rules import journal
 from safepoint.script import Io, LoopThread, Script
+from safepoint.streaming import close_feeds
 from safepoint.tools import Caller, Current, current, live_runs
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ class Ending(Caller):
                 return
             interrupt = yield from resources.close_quietly(self)
             flow = getattr(self, "_flow", None)
+            if flow is not None:
+                yield from close_feeds(flow.feeds)
             patch = TaskPatch(
                 status=status or self._last_status(error), reason="" if status or error is None else type(error).__name__
             )
@@ -155,6 +158,8 @@ class Ending(Caller):
     def _abandoned(self, why: str) -> None:
         """The checkpointer closes: the task becomes interrupted."""
         if not self._closed and self._grant is not None:
+            for feed in self._flow.feeds:
+                feed.drop()
             if self._flow.executing:
                 raise UsageError(
                     f"task {self.task_id!r} is executing {self._flow.executing} calls",

@@ -22,6 +22,7 @@ from safepoint.rules import journal
 from safepoint.rules.journal import Request, Settled, StepJournal
 from safepoint.rules.policy import Policy
 from safepoint.script import Exec, Io, Script, Sleep
+from safepoint.streaming import Feed
 from safepoint.tools import Caller, Current, Tool, tool_named
 
 log = logging.getLogger("safepoint")
@@ -82,6 +83,8 @@ class FlowBase:
     there are some: those of threads and tasks that the step has not waited for."""
     pid: int = field(default_factory=os.getpid)
     when_idle: Callable[[], None] | None = None
+    feeds: list[Feed] = field(default_factory=list)
+    """Streams of this step that were begun and have not ended."""
     interrupt: BaseException | None = None
     """The run ended because this interrupted a write: Ctrl-C or a cancellation. A resume asks the write's verifier."""
 

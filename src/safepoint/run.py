@@ -12,6 +12,7 @@ from safepoint.model import Checkpoint
 from safepoint.script import Script, drive, no_running_loop
 from safepoint.session import RunBase
 from safepoint.steps import NamedSteps, SkipIf
+from safepoint.streaming import Collect, Feed, Stream
 from safepoint.tools import Bound, Tool, current
 
 if TYPE_CHECKING:
@@ -87,6 +88,29 @@ class Run(NamedSteps, RunBase):
         """``call`` with arguments as a model gives them: a mapping by parameter name, or its JSON text."""
         ready = target.from_json(arguments) if isinstance(target, Tool) else {}
         return self._drive(self._call_script(target, ready, (), {}, call_id, validate))
+
+    def stream(
+        self, target: Any, /, *args: Any, call_id: str | None = None, collect: Collect | None = None, **kwargs: Any
+    ) -> Stream:
+        """Call a model whose reply comes in chunks, and pass them on as they come.
+
+        ``for chunk in (stream := run.stream(ask, messages)): …``, then ``stream.reply()``. The whole reply is recorded when its
+        stop reason has come, and a stream that is cut or left before is no reply: a resume asks again. Where the reply is on record
+        already, the model is not asked: chunks are made of it, which hold the same texts in fewer pieces (``stream.replayed``).
+
+        Args:
+            target: Made by ``@model``; returns a stream of OpenAI (Chat Completions, Responses) or Anthropic, as objects or dicts,
+                or is a generator of such chunks.
+            args, kwargs, call_id: As in ``call``.
+            collect: For other chunks: a function from the list of all of them to the reply, which is then whole when the stream
+                ends by itself; or a ``Collector`` class.
+
+        Raises:
+            While it is iterated over, what ``call`` raises; CallFailed also for a cut stream. What failed after its first chunk is
+            not tried again by ``retry``.
+        """
+        feed = Feed(collect)
+        return Stream(self, self._stream_script(target, args, kwargs, call_id, feed), feed)
 
     def call_many(self, calls: Sequence[Bound], *, max_parallel: int = 8, return_errors: bool = False) -> list[Any]:
         """Make calls at the same time, each journaled; wait for all; return the results in order.

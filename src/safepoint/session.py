@@ -32,6 +32,7 @@ from safepoint.rules import journal, planning
 from safepoint.rules.journal import StepJournal
 from safepoint.script import Io, LoopThread, Pass, Script, Sleep
 from safepoint.stores import holder
+from safepoint.streaming import Feed, close_feeds
 from safepoint.tools import Bound, Tool, current, live_runs
 
 if TYPE_CHECKING:
@@ -216,6 +217,7 @@ class RunBase(Restoring):
         kwargs: Mapping[str, Any],
         call_id: str | None,
         validate: Validate | None,
+        feed: Feed | None = None,
     ) -> Script[Any]:
         self._check()
         if call_id is None and current.get() is None:
@@ -231,7 +233,20 @@ class RunBase(Restoring):
         if not isinstance(tool, Tool):
             self._flow.ask(tool, {}, None)  # raises, naming the decorators
         ready = arguments if arguments is not None else tool.arguments(args, kwargs)
-        return (yield from self._flow.call(tool, ready, call_id, validate))
+        return (yield from self._flow.call(tool, ready, call_id, validate, feed))
+
+    def _stream_script(
+        self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], call_id: str | None, feed: Feed
+    ) -> Script[Any]:
+        """The script of a call that streams. What is wrong with the call is said here, and not when its first chunk is asked for."""
+        self._check()
+        if not isinstance(target, Tool) or not target.policy.model:
+            raise UsageError(
+                f"run.stream was given {f'tool {target.name!r}' if isinstance(target, Tool) else f'a {type(target).__name__}'}",
+                "it is for model calls",
+                "Decorate the function with @safepoint.model, or use run.call.",
+            )
+        return self._call_script(target, target.arguments(args, kwargs), (), {}, call_id, None, feed)
 
     def _many_script(self, calls: Sequence[Bound], max_parallel: int, return_errors: bool) -> Script[list[Any]]:
         self._check()
@@ -296,6 +311,7 @@ class RunBase(Restoring):
     def _end_step(self, *, kind: str, label: str | None, save: bool, status: str | None = None) -> Script[Checkpoint | None]:
         """A whole step is done: count it, and save it if it is due."""
         self._check()
+        yield from close_feeds(self._flow.feeds)
         if self._flow.executing:
             raise UsageError(
                 f"the step ends while {self._flow.executing} of its calls are being executed",

@@ -189,6 +189,7 @@ class Tool(Generic[P, R]):
         self.timeout = timeout
         self.key = key
         self.is_async = is_async(fn)
+        self.streams = inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn)
         try:
             self.signature = inspect.signature(fn)
         except (TypeError, ValueError):
@@ -217,7 +218,7 @@ class Tool(Generic[P, R]):
             )
         if self.effect not in EFFECTS:
             refuse(f"effect {self.effect!r} is not one of {', '.join(EFFECTS)}", "Name one of them.")
-        if inspect.isgeneratorfunction(self.fn) or inspect.isasyncgenfunction(self.fn):
+        if self.streams and not self.policy.model:
             refuse("it is a generator; a call has one result", "Return the whole value.")
         if self.policy.replan not in REPLAN:
             refuse(f"replan={self.policy.replan!r} is not one of {', '.join(REPLAN)}", "Name one of them.")
@@ -414,6 +415,8 @@ def model(
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 def model(fn: Any = None, /, **options: Any) -> Any:
     """Declare a model call: a ``read`` whose reply is durable before it is returned, so that none is paid for twice.
+
+    The function may return a stream of chunks, or be a generator of them (async ones too), for ``run.stream``.
 
     Recorded with it, where the reply or the arguments tell: model name, temperature, seed, usage.
     """
