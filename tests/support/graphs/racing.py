@@ -77,6 +77,7 @@ class Racer:
 
     def __init__(self, saver: Any, race: Race, tag: str, gate: Callable[[], object]) -> None:
         self.race = race
+        self.saver = saver
         self.outcome = Outcome(tag)
         self.failed = False
         self.run = Driver(self._watched(saver, gate), race.mode, race.durability)
@@ -157,7 +158,8 @@ class Racer:
     async def go(self, second: bool) -> Outcome:
         config = self.race.config
         if "at head" in self.race.kind:
-            config = (await Driver(self.run.saver, self.race.mode, "sync").state(self.graph, config)).config
+            plain = Driver(self.saver, self.race.mode, "sync")
+            config = (await plain.state(plain.compile(self.graph.builder), config)).config
         try:
             if "stream" in self.race.call:
                 chunks = await self.run.stream(self.graph, self._given(second), config, stream_mode="values")
@@ -188,7 +190,9 @@ def judged(race: Race, outcomes: list[Outcome], seen: tuple[list[str], list[list
     if wrong := [one.error for one in lost if one.error != "Conflict"]:
         return f"errors other than Conflict: {wrong}"
     if not done:
-        return "nobody won"
+        # A subgraph that remembers is a second place to meet: whoever came first to one may come second to the other.
+        both = race.kind == "stateful subgraph" and not (race.gated and race.durability == "sync")
+        return "" if both else "nobody won"
     if race.kind in FORKS and race.durability != "exit":
         # Neither is lost: each result is a state that can be gone on with.
         return "" if len(done) == 2 and all(one.items in history for one in done) else f"a fork is lost: {done}"
@@ -201,9 +205,14 @@ def judged(race: Race, outcomes: list[Outcome], seen: tuple[list[str], list[list
         if len(mine) < 2 or (set(mine) != set(there) if "subgraph" in race.kind else mine != there):
             return f"{mine} was returned, and the state has {final}"
     if race.gated:
+        if race.kind.startswith("resume") and "ask" in done[0].ran and "a" not in done[0].ran and done[0].tag not in final:
+            return f"the winner {done[0].tag} was given another's answer: {final}"
         if final != done[0].items:
             return f"{done[0].items} was returned, and the state is {final}"
-        if strange := [items for items in history if any(item.startswith(lost[0].tag) for item in items)]:
+        # (In a subgraph, which the gate is not at, it may have come first, and the winner has gone on from there.)
+        met = race.kind == "stateful subgraph" and race.durability != "sync"
+        met |= race.kind == "resume in subgraph" and "ask" not in done[0].ran
+        if not met and (strange := [items for items in history if any(item.startswith(lost[0].tag) for item in items)]):
             return f"the loser's work is in the history: {strange}"
     late = [one.late for one in lost]
     return f"{late} nodes were begun after a put had failed" if any(n > 1 for n in late) else ""

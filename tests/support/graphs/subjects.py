@@ -15,7 +15,7 @@ from tests.support.graphs.driver import Program, run_program
 from tests.support.scale import SOAK
 from tests.support.stores import KINDS, place
 
-__all__ = ["HERE", "OURS", "Subject", "open_saver", "run_on", "subject"]
+__all__ = ["HERE", "OURS", "Subject", "open_async_saver", "open_saver", "run_on", "subject"]
 
 OURS = ("memory", *KINDS)
 # A cluster is Redis in more places: what differs there is the store's business, and tested with it.
@@ -80,8 +80,12 @@ def open_saver(name: str, url: str, **options: Any) -> Iterator[Any]:
 
 
 @contextlib.asynccontextmanager
-async def _async_peer(name: str, url: str) -> Any:
-    if name == "peer-sqlite":
+async def open_async_saver(name: str, url: str) -> Any:
+    """The saver of a name, for async use in the event loop that runs."""
+    if not name.startswith("peer-"):
+        with open_saver(name, url) as made:
+            yield made
+    elif name == "peer-sqlite":
         from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
         async with AsyncSqliteSaver.from_conn_string(url) as made:
@@ -106,7 +110,7 @@ def _run_on_peer(there: Subject, found: Program, durability: str) -> list[Any]:
     from dataclasses import replace
 
     async def body(run: Any) -> None:
-        async with _async_peer(there.name, there.url) as made:
+        async with open_async_saver(there.name, there.url) as made:
             run.saver = made
             await found.body(run)
 
