@@ -101,7 +101,7 @@ def test_any_cut_is_resumed(cp):
                 assert cp.load_latest(f"{format} {n}").messages == stored
 
 
-def test_field_case_42(cp):
+def test_field_case_42_each_saved_by_itself(cp):
     """A call, what the user says meanwhile, and the late result, each saved by itself."""
     state = State("t")
     for message in (U, asks("x", "y"), U, answer("x", "late")):

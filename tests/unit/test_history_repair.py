@@ -71,7 +71,7 @@ FORTY_TWO = {
 
 
 @pytest.mark.parametrize("case", FORTY_TWO)
-def test_field_case_42(case):
+def test_field_case_42_results_out_of_place(case):
     messages, wanted = FORTY_TWO[case]
     found = mended(messages)
     assert found.messages == wanted
@@ -261,6 +261,49 @@ def test_a_window_never_splits_a_pair(format):
         assert len(window) >= min(keep, len(messages)) - 12  # no more than a turn is lost to where it may be cut
         again = history.trim(window, keep, Context(format=format))
         assert [id(m) for m in again] == [id(m) for m in window]
+
+    each()
+
+
+class Odd:
+    """Has neither truth, nor equality, nor a hash."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other):
+        raise AssertionError
+
+    __bool__ = __eq__  # type: ignore[assignment]
+
+
+_WORDS = ("role", "content", "type", "id", "call_id", "tool_calls", "tool_call_id", "tool_use_id", "function", "arguments", "input",
+          "status", "name", "summary", "phase", "signature", "thinking", "stop_reason", "refusal", "output")  # fmt: skip
+_VALUES = st.sampled_from(["assistant", "user", "tool", "system", "function_call", "function_call_output", "reasoning", "message",
+                           "tool_use", "tool_result", "thinking", "text", "server_tool_use", "x_tool_result", "x", "", "{}", None, 1,
+                           Odd()])  # fmt: skip
+_ANY = st.recursive(
+    _VALUES, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.sampled_from(_WORDS), v, max_size=6), max_leaves=12
+)
+
+
+@pytest.mark.scaled
+def test_messages_may_be_anything():
+    @settings(max_examples=scale(150, 3000), deadline=None, suppress_health_check=list(HealthCheck))
+    @given(
+        st.lists(_ANY | st.dictionaries(st.sampled_from(_WORDS), _ANY, max_size=6), max_size=6), st.sampled_from(["", *FORMATS])
+    )
+    def each(messages, format):
+        context = Context(format=format, asking=True, thinking=True, stored=False)
+        for f in history.check(messages, context):
+            assert f.rule in history.RULES
+        found = history.repair(messages, None, context)
+        again = history.repair(found.messages, None, context)
+        assert not again.changed
+        try:
+            window = history.trim(messages, 2, context)
+        except UsageError:
+            return
+        assert len(window) <= len(messages)
 
     each()
 

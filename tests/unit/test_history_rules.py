@@ -268,19 +268,22 @@ def test_objects_of_the_sdks_are_looked_at_in_wire_form():
     openai_chat = importlib.import_module("openai.types.chat")
     anthropic_types = importlib.import_module("anthropic.types")
     reply = openai_chat.ChatCompletionMessage.model_validate(asks("x", "y"))
-    assert history.detect([U, reply]) == "chat"
     mended = history.repair([U, reply, tool("x")])
+    assert mended.format == "chat"
     assert mended.messages[1] is reply
     assert mended.messages[3]["tool_call_id"] == "y"
     block = anthropic_types.ToolUseBlock.model_validate(use("x"))
     assert [f.rule for f in history.check([U, {"role": "assistant", "content": [block]}])] == ["A2"]
-    # Read without its class, as doctor and show do.
-    read = Tagged("sdk", "openai:Message", asks("x"))
-    assert [f.rule for f in history.check([U, read])] == ["C1"]
-    assert [
-        f.rule
-        for f in history.check([U, Tagged("dataclass", "app:M", {"-role": "tool", ".tool_call_id": "x", "+content": ""})])
-    ] == ["C2"]
+    whole = {"id": "m", "type": "message", "model": "c", "usage": {"input_tokens": 1, "output_tokens": 1}, **a(use("x"))}
+    for stop, dropped in (("tool_use", ()), (None, (1,))):
+        message = anthropic_types.Message.model_validate({**whole, "stop_reason": stop})
+        # Live, and read without its class, as doctor and show do.
+        for kept in (message, Tagged("sdk", "anthropic:Message", {**whole, "stop_reason": stop, "~_request_id": "r"})):
+            found = history.repair([U, kept])
+            assert (found.format, found.dropped, [f.rule for f in found.faults]) == ("anthropic", dropped, [])
+    assert [f.rule for f in history.check([U, Tagged("sdk", "openai:Message", {**asks("x"), "~parsed": 1})])] == ["C1"]
+    fields = {"-role": "tool", ".tool_call_id": "x", "+content": ""}
+    assert [f.rule for f in history.check([U, Tagged("dataclass", "app:Message", fields)])] == ["C2"]
 
 
 def test_the_tables_of_keys_are_those_of_the_installed_sdks():

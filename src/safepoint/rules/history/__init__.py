@@ -175,7 +175,8 @@ def repair(messages: Sequence[Any], answers: Answers | Mapping[str, Any] | None 
     module = _MODULES[format]
     done = module.mend(plain, _asker(answers), context)
     mended = [given[e] if isinstance(e, int) else e for e in done.edit]
-    faults = tuple(sorted(module.check(plain_list(mended), context), key=lambda f: (f.index, f.rule)))
+    seen = [plain[e] if isinstance(e, int) else e for e in done.edit]
+    faults = tuple(sorted(module.check(seen, context), key=lambda f: (f.index, f.rule)))
     return Repaired(
         mended, format, tuple(sorted(done.dropped)), tuple(done.closed), tuple(done.recorded), done.moved, done.removed, faults
     )

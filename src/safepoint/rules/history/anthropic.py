@@ -20,6 +20,7 @@ from safepoint.rules.history.base import (
     answered,
     crossing,
     fault,
+    given,
     is_marked,
     kind,
     plain_list,
@@ -153,8 +154,8 @@ def _pairs(turns: Sequence[_Turn]) -> Iterator[Fault]:
                     yield _f(i, A4, "a tool_use before it has its id")
                 seen.add(id)
             after = turns[n + 1] if n + 1 < len(turns) and turns[n + 1].role == "user" else None
-            given = {text_of(b.get("tool_use_id")) for _, b in after.of("tool_result")} if after else set()
-            for i in dict.fromkeys(i for i, b in calls if text_of(b.get("id")) not in given):
+            found = {text_of(b.get("tool_use_id")) for _, b in after.of("tool_result")} if after else set()
+            for i in dict.fromkeys(i for i, b in calls if text_of(b.get("id")) not in found):
                 yield _f(i, A2, "a tool_use has no result in the user turn right after it")
             continue
         done: set[str] = set()
@@ -187,14 +188,14 @@ def _server_pairs(turns: Sequence[_Turn]) -> Iterator[Fault]:
 
 def _message(i: int, m: Plain, *, last: bool) -> Iterator[Fault]:
     assistant = role(m) == "assistant"
-    if not m.get("content") and not (last and assistant):
+    if not given(m.get("content")) and not (last and assistant):
         yield _f(i, A6, "it is empty")
     extra = sorted(str(k) for k in m if k not in ("role", "content"))
     if extra:
         yield _f(i, A9, f"it has the key {extra[0]}")
     for b in blocks(m) if isinstance(m.get("content"), list) else ():
         t = kind(b)
-        if t == "text" and not b.get("text"):
+        if t == "text" and not given(b.get("text")):
             yield _f(i, A6, "a text block is empty")
         elif (t == "thinking" and not (isinstance(b.get("thinking"), str) and text_of(b.get("signature")))) or (
             t == "redacted_thinking" and not text_of(b.get("data"))
@@ -239,13 +240,13 @@ def _bound(messages: Sequence[Plain], context: Context) -> Iterator[Fault]:
 
 def _is_cut(m: Plain) -> bool:
     """Whether an assistant message was cut off; none of its calls is answered."""
-    if is_marked(m) or not m.get("content"):
+    if is_marked(m) or not given(m.get("content")):
         return True
     return any(
         (kind(b) == "tool_use" and not (isinstance(b.get("input"), dict) and text_of(b.get("id")) and text_of(b.get("name"))))
         or (kind(b) == "thinking" and not (isinstance(b.get("thinking"), str) and text_of(b.get("signature"))))
         or (kind(b) == "redacted_thinking" and not text_of(b.get("data")))
-        or (kind(b) == "text" and not b.get("text"))
+        or (kind(b) == "text" and not given(b.get("text")))
         or (kind(b) in _SERVER_CALLS and not isinstance(b.get("input"), dict))
         or not kind(b)
         for b in blocks(m)
@@ -259,10 +260,10 @@ def mend(messages: Sequence[Plain], answers: Answers, context: Context) -> Mendi
         last = next((k for k in range(len(order) - 1, -1, -1) if role(messages[order[k]]) == "assistant"), -1)
         if last < 0:
             break
-        given = {
+        has = {
             text_of(b.get("tool_use_id")) for i in order[last + 1 :] for b in blocks(messages[i]) if kind(b) == "tool_result"
         }
-        acted = any(kind(b) == "tool_use" and text_of(b.get("id")) in given for b in blocks(messages[order[last]]))
+        acted = any(kind(b) == "tool_use" and text_of(b.get("id")) in has for b in blocks(messages[order[last]]))
         if acted or not _is_cut(messages[order[last]]):
             break
         done.dropped.append(order.pop(last))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from safepoint.codec import sdk
 from safepoint.codec.kinds import Tagged
 from safepoint.errors import UsageError
 from safepoint.model import a_type
@@ -165,16 +166,26 @@ def wire(value: Any, depth: int = _DEPTH) -> Any:
         return [wire(v, depth - 1) for v in value]
     if kind is Tagged:
         inner = value.value
+        if isinstance(inner, Mapping) and value.tag == "sdk":
+            # What is kept beside the wire form is not sent.
+            return _sent({k: wire(v, depth - 1) for k, v in inner.items() if not k.startswith("~")})
         if isinstance(inner, Mapping):
             return {(k[1:] if k[:1] in _MARKS else k): wire(v, depth - 1) for k, v in inner.items()}
         return wire(inner, depth - 1)
-    dump = getattr(value, "model_dump", None)
-    if callable(dump):
-        try:
-            return dump(mode="json", exclude_unset=True, by_alias=True)
-        except Exception:  # somebody's own: then it is of no known format
-            return value
-    return dict(value) if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping):
+        return dict(value)
+    sent = sdk.wire(value)
+    if sent is value:
+        return value
+    return {**sent, "stop_reason": None} if getattr(value, "stop_reason", "") is None else sent
+
+
+def _sent(whole: dict[str, Any]) -> dict[str, Any]:
+    """As ``sdk.wire`` has it: a whole reply of Anthropic is sent as role and content. That it is not whole yet is looked at too."""
+    if whole.get("type") == "message" and whole.keys() >= {"role", "content", "usage", "stop_reason"}:
+        sent = {"role": whole["role"], "content": whole["content"]}
+        return {**sent, "stop_reason": None} if whole["stop_reason"] is None else sent
+    return whole
 
 
 def plain_list(messages: Any) -> list[Any]:
@@ -196,6 +207,11 @@ def text_of(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
+def given(value: Any) -> bool:
+    """Whether there is something; also of values that have no truth of their own."""
+    return not (value is None or (isinstance(value, str | bytes | list | dict) and not value))
+
+
 def is_json(text: Any) -> bool:
     if not isinstance(text, str):
         return False
@@ -210,7 +226,7 @@ def is_marked(message: Plain) -> bool:
     """Whether a message says of itself that it is not whole: a ``status`` that is ``in_progress`` or ``incomplete``, or a
     ``finish_reason`` or ``stop_reason`` that is there and null, as in a snapshot of a stream."""
     return (
-        message.get("status") in _CUT
+        text_of(message.get("status")) in _CUT
         or ("finish_reason" in message and message["finish_reason"] is None)
         or ("stop_reason" in message and message["stop_reason"] is None)
     )

@@ -15,8 +15,10 @@ from safepoint.rules.history.base import (
     answered,
     crossing,
     fault,
+    given,
     is_json,
     is_marked,
+    kind,
     role,
     rule,
     text_of,
@@ -83,7 +85,7 @@ def _f(i: int, r: Any, why: str, *, note: bool | None = None) -> Fault:
 def _tool(i: int, m: Plain) -> Iterator[Fault]:
     content = m.get("content")
     if isinstance(content, list):
-        if any(not isinstance(p, dict) or p.get("type") != "text" for p in content):
+        if any(kind(p) != "text" for p in content):
             yield _f(i, C7, "its content has parts that are no text")
     elif not isinstance(content, str):
         yield _f(i, C7, "it has no content")
@@ -94,7 +96,7 @@ def _assistant(i: int, m: Plain) -> Iterator[Fault]:
     if "tool_calls" in m and not calls:
         null = m["tool_calls"] is None
         yield _f(i, C4, f"its tool_calls is {'null' if null else 'empty'}", note=null)
-    if not calls and m.get("content") in (None, []) and not any(m.get(k) for k in ("function_call", "audio", "refusal")):
+    if not calls and _is_void(m):
         yield _f(i, C5, "it has neither content nor calls")
     ids = _ids(m)
     if len(ids) < len(calls):
@@ -113,6 +115,14 @@ def _assistant(i: int, m: Plain) -> Iterator[Fault]:
         yield _f(i, C9, "its function_call is null")
 
 
+def _is_void(m: Plain) -> bool:
+    """Whether a message says nothing and asks for nothing. '' is a way to say nothing that is taken."""
+    content = m.get("content")
+    return (content is None or (isinstance(content, list) and not content)) and not any(
+        given(m.get(k)) for k in ("function_call", "audio", "refusal")
+    )
+
+
 # -- repair
 
 
@@ -122,10 +132,10 @@ def _opened(i: int, m: Plain) -> list[Open]:
         id = text_of(c.get("id"))
         if id and id not in seen:
             seen.add(id)
-            kind = text_of(c.get("type")) or "function"
-            inner = c.get(kind) if isinstance(c.get(kind), dict) else {}
+            type = kind(c) or "function"
+            inner = c.get(type) if isinstance(c.get(type), dict) else {}
             name, arguments = inner.get("name", c.get("name")), inner.get("arguments", inner.get("input", c.get("arguments")))
-            found.append(Open(i, id, text_of(name), arguments, kind))
+            found.append(Open(i, id, text_of(name), arguments, type))
     return found
 
 
@@ -136,7 +146,7 @@ def _is_cut(m: Plain, answers: set[str]) -> bool:
     if is_marked(m):
         return True
     if not calls:
-        return m.get("content") in (None, []) and not any(m.get(k) for k in ("function_call", "audio", "refusal"))
+        return _is_void(m)
     wired = any("function" in c or "custom" in c for c in calls)
     return len(_ids(m)) < len(calls) or any(_is_cut_call(c, wired) for c in calls)
 
@@ -148,7 +158,7 @@ def _is_cut_call(c: Plain, wired: bool) -> bool:
         return not isinstance(c["custom"], dict) or not isinstance(c["custom"].get("input"), str)
     said = c.get("function")
     if said is None:
-        return wired or c.get("type") == "function"
+        return wired or kind(c) == "function"
     return isinstance(said, dict) and not (isinstance(a := said.get("arguments"), dict) or is_json(a))
 
 

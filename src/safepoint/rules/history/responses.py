@@ -16,6 +16,7 @@ from safepoint.rules.history.base import (
     answered,
     crossing,
     fault,
+    given,
     is_json,
     is_marked,
     kind,
@@ -109,7 +110,7 @@ def check(items: Sequence[Plain], context: Context) -> Iterator[Fault]:
     asked: set[tuple[str, str]] = set()
     done: set[tuple[str, str]] = set()
     ids: set[str] = set()
-    phased = any(type_of(x) == "message" and x.get("phase") for x in items)
+    phased = any(type_of(x) == "message" and given(x.get("phase")) for x in items)
     mixed = False
     for i, item in enumerate(items):
         t = type_of(item)
@@ -135,7 +136,7 @@ def check(items: Sequence[Plain], context: Context) -> Iterator[Fault]:
         elif t == "item_reference":
             why = "it refers to an item that the server keeps" + ("" if context.stored is False else ", and lets go of in time")
             yield _f(i, R5, why, note=context.stored is not False)
-        elif t == "message" and role(item) == "assistant" and phased and id and not item.get("phase"):
+        elif t == "message" and role(item) == "assistant" and phased and id and not given(item.get("phase")):
             yield _f(i, R8, "it has no phase, and others have one")
         nulls = [k for k, v in item.items() if v is None and k not in _NULLS.get(t, ())]
         if nulls:
@@ -153,7 +154,7 @@ def _reasoning(i: int, item: Plain, items: Sequence[Plain], context: Context) ->
         yield _f(i, R3, "the item that it came with does not follow")
     elif type_of(after) != "reasoning" and text_of(item.get("id")) and not text_of(after.get("id")):
         yield _f(i, R3, "the item after it has lost its id")
-    if context.stored is False and not item.get("encrypted_content"):
+    if context.stored is False and not given(item.get("encrypted_content")):
         yield _f(i, R5, "the reasoning has no encrypted_content")
     if not isinstance(item.get("summary"), list):
         yield _f(i, R6, "it has no summary")
@@ -175,7 +176,7 @@ def _is_cut(items: Sequence[Plain]) -> bool:
             return True
         if t in OUTPUTS and not _key(x):
             return True
-        if t == "message" and x.get("content") in (None, []):
+        if t == "message" and not given(x.get("content")):
             return True
     return False
 
@@ -189,9 +190,9 @@ def mend(items: Sequence[Plain], answers: Answers, context: Context) -> Mending:
         while begin and _is_model(items[order[begin - 1]]):
             begin -= 1
         turn, rest = order[begin:end], order[end:]
-        given = {(_CALL_OF[t], _key(items[i])) for i in rest if (t := type_of(items[i])) in _CALL_OF}
+        has = {(_CALL_OF[t], _key(items[i])) for i in rest if (t := type_of(items[i])) in _CALL_OF}
         calls = [i for i in turn if type_of(items[i]) in OUTPUTS]
-        acted = any((type_of(items[i]), _key(items[i])) in given for i in calls)
+        acted = any((type_of(items[i]), _key(items[i])) in has for i in calls)
         if not turn or acted or not _is_cut([items[i] for i in turn]):
             break
         done.dropped += turn
@@ -201,7 +202,7 @@ def mend(items: Sequence[Plain], answers: Answers, context: Context) -> Mending:
     for i in calls:
         item, t = items[i], type_of(items[i])
         pair = (t, _key(item))
-        if pair in given or pair in known or t == "computer_call":  # nothing stands for a screenshot
+        if pair in has or pair in known or t == "computer_call":  # nothing stands for a screenshot
             continue
         known.add(pair)
         said = item.get("arguments", item.get("input", item.get("action", item.get("operation"))))
