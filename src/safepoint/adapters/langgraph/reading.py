@@ -113,15 +113,16 @@ class Header:
 # -- one checkpoint
 
 
-def unpacked(form: Form, thread: str, row: CheckpointRow, objects: Any) -> Loaded:
-    """A row's body. ``objects`` may be a function that brings them when the first one is needed.
+def unpacked(form: Form, thread: str, row: CheckpointRow, objects: Any, *, marked: bool = False) -> Loaded:
+    """A row's body. ``objects`` may be a function that brings them when the first one is needed; ``marked`` where a run begins, so that
+    its first put is as cheap as the next ones.
 
     Raises:
         Damaged, NewerFormat, RefusedType, InvalidState: names the checkpoint.
     """
     at = f"{thread}@{row.seq}"
     states.check_row(thread, row)
-    return form.unpack(row.root, row.refs, objects, id=row.id, size=row.size, at=at)
+    return form.unpack(row.root, row.refs, objects, id=row.id, size=row.size, at=at, marked=marked)
 
 
 def load(saver: SafepointSaver, where: Where) -> CheckpointTuple | None:
@@ -193,10 +194,11 @@ def _tuple(
     origin: Origin,
 ) -> CheckpointTuple:
     header = Header.of(saver.form, row)
-    loaded = unpacked(saver.form, where.thread, row, objects)
     key = (where.thread, where.ns, row.id)
     known = saver._records.node(key)
-    if known is not None and getattr(known.packed, "digest", None) == row.digest:
+    at_hand = known is not None and getattr(known.packed, "digest", None) == row.digest
+    loaded = unpacked(saver.form, where.thread, row, objects, marked=not at_hand)
+    if at_hand:
         # What this process has put itself: its pages are known by their fingerprints, which what comes from a store has to earn first.
         for _ in loaded.checkpoint["channel_values"].values():
             pass  # all of it is read now: damage is told here, and not in the middle of a run
