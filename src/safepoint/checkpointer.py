@@ -511,7 +511,12 @@ class Checkpointer(
     # -- runs
 
     def resume(self, task_id: str | None = None, **options: Any) -> Run:
-        """Take the task's lease and carry on from its newest checkpoint; an absent task begins. See ``safepoint.run.Run``."""
+        """Take the task's lease and carry on from its newest checkpoint; an absent task begins. See ``safepoint.run.Run``.
+
+        Args:
+            options: As ``run_agent`` has them: ``recover, health, requires, fresh_start, at, branch, mend, wait, steal``; but
+                ``mend`` is True where it is not given.
+        """
         from safepoint.run import Run
 
         return Run(self, task_id, **options)

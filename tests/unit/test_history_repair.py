@@ -288,7 +288,7 @@ _ANY = st.recursive(
 
 @pytest.mark.scaled
 def test_messages_may_be_anything():
-    @settings(max_examples=scale(150, 3000), deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=scale(100, 800), deadline=None, suppress_health_check=list(HealthCheck))
     @given(
         st.lists(_ANY | st.dictionaries(st.sampled_from(_WORDS), _ANY, max_size=6), max_size=6), st.sampled_from(["", *FORMATS])
     )
