@@ -25,6 +25,7 @@ from safepoint.rows import (
     PauseRow,
     TaskPatch,
     TaskRow,
+    WriteRow,
     replace,
 )
 from safepoint.stores.base import Store
@@ -57,6 +58,7 @@ class _Parts:
         self.checkpoints: list[CheckpointRow] = []
         self.calls: list[CallRow] = []
         self.pauses: list[PauseRow] = []
+        self.writes: list[WriteRow] = []
         self.lost: list[Lost] = []
 
     def key(self) -> tuple[Any, ...]:
@@ -68,6 +70,7 @@ class _Parts:
             tuple((c.seq, c.id, c.pinned) for c in self.checkpoints),
             tuple((c.no, c.version) for c in self.calls),
             tuple((p.no, p.version) for p in self.pauses),
+            tuple((w.key, w.seal) for w in self.writes),
         )
 
 
@@ -148,6 +151,8 @@ def _rows(store: Store, task: str, objects: dict[bytes, Obj] | None = None, lost
                     parts.calls.append(part)
                 case PauseRow():
                     parts.pauses.append(part)
+                case WriteRow():
+                    parts.writes.append(part)
     return parts
 
 
@@ -167,7 +172,7 @@ def _cut(parts: _Parts) -> _Parts | None:
     kept.row, kept.numbers, kept.branches, kept.lost = parts.row, numbers, parts.branches, parts.lost
     for c in parts.checkpoints:
         head = heads.get((c.space, c.branch))
-        if head is not None and (c.seq <= head or (c.kind == "failure" and c.seq <= numbers.seq)):
+        if c.seq <= max(head or 0, numbers.seq):
             kept.checkpoints.append(c)
     steps = {c.seq: c.step for c in kept.checkpoints}
     if not steps.keys() >= set(heads.values()):
@@ -177,6 +182,9 @@ def _cut(parts: _Parts) -> _Parts | None:
         done[b.line] = min(done.get(b.line, steps[b.head.seq]), steps[b.head.seq])
     kept.calls = [c for c in parts.calls if c.began <= numbers.position or c.step < done.get(c.line, 0)]
     kept.pauses = [p for p in parts.pauses if p.no <= numbers.pause]
+    # They have no number; those against what came later go with it, and one more against what was there says nothing wrong.
+    later = {(c.space, c.id) for c in parts.checkpoints} - {(c.space, c.id) for c in kept.checkpoints}
+    kept.writes = [w for w in parts.writes if (w.space, w.checkpoint) not in later]
     return kept
 
 
@@ -199,6 +207,13 @@ def _fetch(store: Store, task: str, parts: _Parts, objects: dict[bytes, Obj]) ->
         except Damaged:
             pass  # told by who checks
         whole &= not any(_missing(c.args_refs + c.result_refs, objects, sound) for c in missing)
+    for space in sorted({w.space for w in parts.writes if _missing(w.refs, objects, sound)}):
+        short = [w for w in parts.writes if w.space == space and _missing(w.refs, objects, sound)]
+        try:
+            objects |= store.writes(task, space=space, checkpoints={w.checkpoint for w in short})[1]
+        except Damaged:
+            pass
+        whole &= not any(_missing(w.refs, objects, sound) for w in short)
     return whole
 
 
@@ -277,13 +292,23 @@ def _checked(task: str, parts: _Parts, objects: dict[bytes, Obj], lost: list[Los
             pause.check(task, f"pause {pause.no}")
         except Damaged as error:
             for_good.append(f"pause {pause.no}: {error.why}")
+    writes: list[WriteRow] = []
+    for write in parts.writes:
+        name = f"write {write.idx} of {write.writer!r} against checkpoint {write.checkpoint!r}"
+        try:
+            write.check(task, name)
+        except Damaged as error:
+            for_good.append(f"{name}: {error.why}")
+            continue
+        if why := next(_unsound(write.refs, objects, sound), ""):
+            for_good.append(f"{name}: {why}")  # what it recorded would be done again
+        writes.append(write)
     if for_good or (skipped and not skip):
         raise _damaged(task, [*for_good, *skipped])
     branches = [_standing(b, checkpoints, skipped) for b in parts.branches] if skipped else list(parts.branches)
-    if skipped:
-        # Failure leaves of a branch that has nothing else left hang on nothing.
-        known = {(b.space, b.name) for b in branches if b is not None}
-        checkpoints = [c for c in checkpoints if (c.space, c.branch) in known]
+    # Failure leaves of a branch that has nothing else left hang on nothing.
+    gone = {(b.space, b.name) for b, now in zip(parts.branches, branches, strict=True) if now is None}
+    checkpoints = [c for c in checkpoints if (c.space, c.branch) not in gone]
     image = Image(
         row=_at_rest(parts.row),
         numbers=parts.numbers,
@@ -291,7 +316,8 @@ def _checked(task: str, parts: _Parts, objects: dict[bytes, Obj], lost: list[Los
         checkpoints=tuple(checkpoints),
         calls=tuple(calls),
         pauses=tuple(parts.pauses),
-        objects=tuple(_reached(checkpoints, calls, objects)),
+        writes=tuple(writes),
+        objects=tuple(_reached(checkpoints, calls, writes, objects)),
     )
     if why := misfit(image):
         raise _damaged(task, [*skipped, why])
@@ -306,19 +332,27 @@ def _at_rest(row: TaskRow) -> TaskRow:
 
 def _standing(branch: BranchRow, checkpoints: list[CheckpointRow], skipped: list[str]) -> BranchRow | None:
     """The branch at its newest checkpoint that is sound; None if it has none."""
+    if any((c.seq, c.id, c.space) == (*branch.head, branch.space) for c in checkpoints):
+        return branch
     own = [c for c in checkpoints if (c.space, c.branch) == (branch.space, branch.name) and c.kind != "failure"]
+    own = [c for c in own if c.seq <= branch.head.seq] or own  # what lies beyond was let go of when the branch was set back
     if not own:
         skipped.append(f"branch {branch.name!r}: no checkpoint of it is left")
         return None
     head = Head(own[-1].seq, own[-1].id)
-    if head != branch.head:
-        skipped.append(f"branch {branch.name!r}: it ends at {head.seq} now, no more at {branch.head.seq}")
+    skipped.append(f"branch {branch.name!r}: it ends at {head.seq} now, no more at {branch.head.seq}")
     return BranchRow(branch.space, branch.name, head, branch.line, branch.forked_from)
 
 
-def _reached(checkpoints: list[CheckpointRow], calls: list[CallRow], objects: dict[bytes, Obj]) -> list[Obj]:
+def _reached(
+    checkpoints: list[CheckpointRow], calls: list[CallRow], writes: list[WriteRow], objects: dict[bytes, Obj]
+) -> list[Obj]:
     found: dict[bytes, Obj] = {}
-    todo = [c.refs for c in checkpoints] + [refs for c in calls for refs in (c.args_refs, c.result_refs) if refs]
+    todo = (
+        [c.refs for c in checkpoints]
+        + [w.refs for w in writes]
+        + [refs for c in calls for refs in (c.args_refs, c.result_refs) if refs]
+    )
     while todo:
         for name in names_in(todo.pop()):
             if name not in found:
@@ -342,6 +376,7 @@ def numbers_of(store: Store, task: str) -> Numbers:
 def size_of(image: Image) -> int:
     rows = sum(len(c.root) + len(c.refs) for c in image.checkpoints)
     rows += sum(len(c.args) + len(c.args_refs) + len(c.result or b"") + len(c.result_refs) for c in image.calls)
+    rows += sum(len(w.data) + len(w.refs) for w in image.writes)
     return rows + sum(len(o.data) + len(o.refs) for o in image.objects)
 
 
@@ -369,6 +404,8 @@ def content_of(image: Image, *, plain: bool) -> dict[tuple[str, int], bytes]:
         found["call", call.no] = _seal(call, *bodies, args=b"", args_refs=b"", result=None, result_refs=b"")
     for pause in image.pauses:
         found["pause", pause.no] = _seal(pause)
+    for i, write in enumerate(sorted(image.writes, key=lambda w: w.key)):
+        found["write", i] = _seal(write, body(write.data, write.refs) if write.data else b"", data=b"", refs=b"")
     for i, branch in enumerate(sorted(image.branches, key=lambda b: (b.space, b.name))):
         found["branch", i] = repr(branch).encode()
     return found
@@ -401,7 +438,19 @@ def repacked(image: Image, *, chunked: bool) -> Image:
         if result is not None:
             result, result_refs = packer.values(*flat_of(result, result_refs, objects), opened=False)
         calls.append(replace(call, args=args, args_refs=args_refs, result=result, result_refs=result_refs))
-    return replace(image, checkpoints=tuple(checkpoints), calls=tuple(calls), objects=tuple(packer.objects.values()))
+    writes = []
+    for write in image.writes:
+        if write.data:
+            data, refs = packer.values(*flat_of(write.data, write.refs, objects), opened=True)
+            write = replace(write, data=data, refs=refs)
+        writes.append(write)
+    return replace(
+        image,
+        checkpoints=tuple(checkpoints),
+        calls=tuple(calls),
+        writes=tuple(writes),
+        objects=tuple(packer.objects.values()),
+    )
 
 
 # -- into a store
@@ -480,7 +529,10 @@ def follows(new: Image, old: Image) -> bool:
     branches = {(x.space, x.name): x for x in new.branches}
     for branch in old.branches:
         now = branches.get((branch.space, branch.name))
-        if now is None or now.line != branch.line or now.head.seq < branch.head.seq:
+        if now is not None and now.line != branch.line:
+            return False
+        # One that was set back or dropped since has left what it stood at.
+        if (now is None or now.head.seq < branch.head.seq) and there.get(branch.head.seq) != branch.head.id:
             return False
     calls = {c.no: c for c in new.calls}
     for call in old.calls:
@@ -505,5 +557,14 @@ def follows(new: Image, old: Image) -> bool:
             or other.version < pause.version
             or (other.version == pause.version and other.answer != pause.answer)
         ):
+            return False
+    went = {(c.space, c.id) for c in old.checkpoints} - {(c.space, c.id) for c in new.checkpoints}
+    writes = {w.key: w for w in new.writes}
+    for write in old.writes:
+        mine = writes.get(write.key)
+        if mine is None:
+            if (write.space, write.checkpoint) not in went:
+                return False
+        elif write.idx >= 0 and (mine.path, mine.data, mine.refs) != (write.path, write.data, write.refs):
             return False
     return True

@@ -83,6 +83,7 @@ class IntegrityVerbs(DoctorVerbs, EditingVerbs):
             checkpoints=total.checkpoints,
             calls=total.calls,
             pauses=total.pauses,
+            writes=total.writes,
             objects=total.objects,
             bytes=total.bytes,
             seconds=time.perf_counter() - begun,
@@ -204,6 +205,9 @@ class IntegrityVerbs(DoctorVerbs, EditingVerbs):
                 for seq in mended.checkpoints
                 if seq not in audit.bad_checkpoints
             ]
+            gone += [
+                Aside("write", key, "objects that it needs are lost") for key in mended.writes if key not in audit.bad_writes
+            ]
             gone += [Aside("call", no, "its values are lost") for no in mended.calls if no not in audit.bad_calls]
             bare = [call for call in mended.image.calls if call.no in set(mended.bare_calls)]
             repaired.set_aside += store.set_aside(mended.image, gone, mended.put, bare)
@@ -238,6 +242,8 @@ class Repair:
     bare_calls: dict[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     """Kept as calls that were made, while their arguments and results are lost."""
     lost_pauses: dict[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    lost_writes: dict[str, tuple[tuple[str, str, str, int], ...]] = field(default_factory=dict)
+    """By task: space, checkpoint, writer and index of what adapters had recorded."""
     left_behind: list[str] = field(default_factory=list)
     """What belongs to no task that is known, and is in the old store only."""
     set_aside: int = 0
@@ -256,6 +262,8 @@ class Repair:
         ):
             if numbers.runs:
                 getattr(self, name)[task] = numbers.frozen()
+        if mended.writes:
+            self.lost_writes[task] = tuple(mended.writes)
 
     def __str__(self) -> str:
         lines = [
@@ -265,6 +273,7 @@ class Repair:
         for name in ("lost_checkpoints", "lost_calls", "bare_calls", "lost_pauses"):
             what = name.replace("_", " ").replace("bare calls", "calls without their values")
             lines += [f"  {task}: {what} {spans(runs)}" for task, runs in getattr(self, name).items()]
+        lines += [f"  {task}: lost writes {', '.join(map(repr, keys))}" for task, keys in self.lost_writes.items()]
         lines += [f"  left behind: {text}" for text in self.left_behind]
         return "\n".join(lines)
 
@@ -318,7 +327,7 @@ class _Total:
     """What was found in all tasks so far."""
 
     def __init__(self, progress: OnProgress | None) -> None:
-        self.tasks = self.checkpoints = self.calls = self.pauses = self.objects = self.bytes = 0
+        self.tasks = self.checkpoints = self.calls = self.pauses = self.writes = self.objects = self.bytes = 0
         self.damages: list[Damage] = []
         self.notes: list[Note] = []
         self.branches: list[BranchReport] = []
@@ -329,7 +338,7 @@ class _Total:
         if not audit.parts:
             return False
         self.tasks += 1
-        for name in ("checkpoints", "calls", "pauses", "objects", "bytes"):
+        for name in ("checkpoints", "calls", "pauses", "writes", "objects", "bytes"):
             setattr(self, name, getattr(self, name) + getattr(audit, name))
         self.damages += audit.damages
         self.notes += audit.notes
@@ -451,7 +460,7 @@ def _still(store: Store, audit: Audit, damage: Damage) -> bool:
             found = store.read(audit.task, space=space, seq=at.seq)
             return found is None or found[0].id != at.id
         asked, calls = _newest(damage.checkpoints), _newest(damage.calls)
-        if not asked and not calls:
+        if not asked and not calls and not damage.writes:
             return True
         for seq in asked:
             for space in audit.spaces():
@@ -461,6 +470,10 @@ def _still(store: Store, audit: Audit, damage: Damage) -> bool:
         for no in calls:
             rows, objects = store.calls(audit.task, nos=[no])
             if rows and not _sound(objects.get(damage.key)):
+                return True
+        for key in damage.writes[-_ASKED:]:
+            found_writes, objects = store.writes(audit.task, space=key[0], checkpoints=[key[1]], writer=key[2])
+            if any(row.key == key for row in found_writes) and not _sound(objects.get(damage.key)):
                 return True
         return False
     except Damaged:

@@ -18,7 +18,19 @@ from safepoint.errors import Conflict, Damaged, LeaseHeld, NewerFormat, NotFound
 from safepoint.model import Obj, check_id
 from safepoint.portable import Content
 from safepoint.portable_io import Target
-from safepoint.rows import CallRow, CallWrite, CheckpointRow, Commit, Image, PauseRow, PauseWrite, TaskRow, replace
+from safepoint.rows import (
+    BranchRow,
+    CallRow,
+    CallWrite,
+    CheckpointRow,
+    Commit,
+    Head,
+    Image,
+    PauseRow,
+    PauseWrite,
+    TaskRow,
+    replace,
+)
 from safepoint.rules.journal import UNASKED
 from safepoint.stores import holder
 from safepoint.stores.base import Store
@@ -63,6 +75,8 @@ class TaskCopy:
     bytes: int
     skipped: tuple[str, ...] = ()
     """What was damaged and left out."""
+    writes: int = 0
+    """What adapters had recorded against checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +107,7 @@ class ExportReport:
     pauses: int
     bytes: int
     """Of the file."""
+    writes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +122,7 @@ class ImportReport:
     checkpoints: int
     calls: int
     pauses: int
+    writes: int = 0
 
 
 class MovingVerbs:
@@ -130,16 +146,16 @@ class MovingVerbs:
     ) -> CopyReport:
         """Copy one task, or all of them, into another store, of any sort.
 
-        A task is copied whole, as of one moment: all branches, checkpoints (with their numbers and ids), calls, pauses, pins, status
-        and input; not its lease. It is there whole or not at all, and read back and compared before this returns. Doing it again
+        A task is copied whole, as of one moment: all branches, checkpoints (with their numbers and ids), calls, pauses, writes of adapters, pins,
+        status and input; not its lease. It is there whole or not at all, and read back and compared before this returns. Doing it again
         changes nothing; a copy that the original has gone on from is brought up to it.
 
         A copy is a second task: do not run it while the first one runs, as both would make the same calls.
 
         Args:
             other: A URL (the store is made if it is not there), a store or a checkpointer.
-            skip_damaged: Leave out checkpoints that are damaged, and bodies of calls; the report names them. Never a call or a
-                pause, as what nobody remembers would be done again.
+            skip_damaged: Leave out checkpoints that are damaged, and bodies of calls; the report names them. Never a call, a
+                pause or a write of an adapter, as what nobody remembers would be done again.
             held: What to do with a task that a live run holds: copy it as it stands, or refuse (LeaseHeld).
             progress: Called before each task and at the end.
 
@@ -220,7 +236,8 @@ class MovingVerbs:
         what = "task" if seq is None else "checkpoint"
         lines = portable.lines(image, what=what, seq=seq, version=__version__)
         size = portable_io.write(path_or_file, _watched(lines, progress, task_id, len(image.checkpoints)))
-        return ExportReport(task_id, seq, len(image.checkpoints), len(image.calls), len(image.pauses), size)
+        counts = len(image.checkpoints), len(image.calls), len(image.pauses)
+        return ExportReport(task_id, seq, *counts, size, len(image.writes))
 
     def import_(self, path_or_file: Target, *, task_id: str | None = None, progress: OnProgress | None = None) -> ImportReport:
         """Take in what ``export`` has written. All of it is checked before any of it is to be seen.
@@ -358,6 +375,7 @@ class MovingVerbs:
             objects=image.objects,
             calls=tuple(map(CallWrite, calls)),
             pauses=tuple(map(PauseWrite, pauses)),
+            writes=tuple(replace(write, checkpoint=id, seal=b"") for write in image.writes),
         )
 
 
@@ -384,7 +402,8 @@ def _pause_onto(pause: PauseRow, line: int, seq: int, nos: dict[int, int]) -> Pa
 def _imported(content: Content, result: Any, branch: str, seq: int | None) -> ImportReport:
     image = content.image
     what: Any = content.what
-    return ImportReport(image.row.task, what, result, branch, seq, len(image.checkpoints), len(image.calls), len(image.pauses))
+    counts = len(image.checkpoints), len(image.calls), len(image.pauses), len(image.writes)
+    return ImportReport(image.row.task, what, result, branch, seq, *counts)
 
 
 # -- copying
@@ -437,7 +456,8 @@ def _copy(source: Store, target: Store, task: str, skip_damaged: bool, held: str
             task=task,
         )
     size = imaging.size_of(packed)
-    return TaskCopy(task, result, len(image.checkpoints), len(image.calls), len(image.pauses), size, tuple(taken.skipped))
+    counts = len(image.checkpoints), len(image.calls), len(image.pauses), size
+    return TaskCopy(task, result, *counts, tuple(taken.skipped), len(image.writes))
 
 
 # -- files
@@ -454,10 +474,9 @@ def _one(taken: imaging.Taken, seq: int, store: Store) -> Image:
             raise Damaged(f"task {task!r} is damaged: {bad[0]}", "", f"See `safepoint verify {task}`.", task=task, seq=seq)
         raise NotFound(f"task {task!r} has no checkpoint {seq}", "", f"See `safepoint log {task}`.", task=task)
     branch = next((b for b in image.branches if (b.space, b.name) == ("", row.branch)), None)
-    if branch is None:
-        raise Damaged(
-            f"task {task!r} has no branch {row.branch!r}", "its row is missing", f"See `safepoint verify {task}`.", task=task
-        )
+    if branch is None:  # it was dropped: no call is of it any more
+        line = 1 + max([image.numbers.line, *(c.line for c in image.calls)])
+        branch = BranchRow("", row.branch, Head(row.seq, row.id), line)
     is_head = branch.head.seq == seq and image.row.branch == branch.name
     if row.kind == "failure":
         row = replace(row, kind="import")  # it is the head of what is exported, and a failure is none
@@ -476,6 +495,7 @@ def _one(taken: imaging.Taken, seq: int, store: Store) -> Image:
             for p in image.pauses
             if p.space == "" and p.line == branch.line and p.step >= row.step
         ),
+        writes=tuple(w for w in image.writes if (w.space, w.checkpoint) == ("", row.id)),
         objects=image.objects,
     )
 

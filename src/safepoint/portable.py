@@ -4,7 +4,7 @@ One object a line, each with one key that says what it is:
 
 ``{"safepoint": {"format", "version", "what", "task", "seq", "counts"}}``
     The first. ``what`` is ``task`` or ``checkpoint``, ``seq`` the one that was exported.
-``{"task": …}``, ``{"branch": …}``, ``{"checkpoint": …}``, ``{"call": …}``, ``{"pause": …}``
+``{"task": …}``, ``{"branch": …}``, ``{"checkpoint": …}``, ``{"call": …}``, ``{"pause": …}``, ``{"write": …}``
     Rows, in this order and by their numbers. Stored values are in the form of ``jsonform``, times ISO 8601 in UTC. A checkpoint has
     its ``state``, or, if that is less than half as long, a JSON ``patch`` that makes it of the state of the checkpoint before it in the file;
     ``digest`` is that of the whole state in any case.
@@ -17,12 +17,10 @@ What would not be the same bytes when it is read again is written as bytes, unde
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from safepoint.codec import chunks, values
@@ -30,25 +28,37 @@ from safepoint.codec.chunks import Packed
 from safepoint.codec.jsonform import from_json, to_json
 from safepoint.codec.states import FORMAT as STATES
 from safepoint.errors import Damaged, NewerFormat, SafepointError, StoreFull, UsageError
-from safepoint.model import CALL_STATUSES, KINDS, STATUSES, Metrics, Obj, check_id
-from safepoint.rows import BranchRow, CallRow, CheckpointRow, Head, Image, Numbers, PauseRow, TaskRow, replace
+from safepoint.model import Obj, check_id
+from safepoint.portable_rows import (
+    BRANCH,
+    CALL,
+    CHECKPOINT,
+    HEAD,
+    NUMBERS,
+    PAUSE,
+    TASK,
+    WRITE,
+    fields_of,
+    integer,
+    one_of,
+    record_of,
+)
+from safepoint.rows import BranchRow, CallRow, CheckpointRow, Head, Image, Numbers, PauseRow, TaskRow, WriteRow, replace
 from safepoint.rules.diffing import apply, compare
-from safepoint.rules.journal import UNASKED
-from safepoint.rules.policy import REPLAN, Policy
 
 __all__ = ["FORMAT", "LINE_MAX", "Content", "Packer", "flat_digest", "flat_of", "lines", "read"]
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+"""2 has writes, branches that stand at another one's checkpoint, and checkpoints of branches that were dropped. What has none of
+these is written as 1, for older safepoints to read."""
 LINE_MAX: Final = 256 * 1024 * 1024
 """Bytes of a line: the largest state that can be exported or imported is about this, in JSON."""
 WHOLE_MAX: Final = 1024**3
 """Bytes of all states of a task together, for a store that keeps each of them whole: they are in memory before any is written, and
 a small file can stand for any number of large ones."""
 PARTS: Final = ("messages", "agent_state", "metadata", "step", "turns", "finished")
-_ORDER: Final = ("task", "branch", "checkpoint", "call", "pause")
-_NUMBER: Final = 2**31
-"""Below this lie the numbers of rows: some stores have no more room for them."""
-_INT: Final = 2**53
+_ORDER: Final = ("task", "branch", "checkpoint", "call", "pause", "write")
+_COUNTS: Final = {"branches": "branch", "checkpoints": "checkpoint", "calls": "call", "pauses": "pause", "writes": "write"}
 
 
 # -- roots
@@ -110,196 +120,6 @@ class Packer:
         return packed
 
 
-# -- rows as records: a column is written and read by its kind
-
-_CHECKPOINT: Final = {
-    "seq": "number", "id": "id", "space": "space", "branch": "id", "parent_seq": "number?", "step": "count", "kind": KINDS,
-    "label": "text?", "created_at": "time", "format": "count", "schema": "count", "size": "count", "pinned": "bool",
-    "metadata": "body", "metrics": "body",
-}  # fmt: skip
-_CALL: Final = {
-    "no": "number", "line": "last", "step": "count", "scope": "scope", "tool": "text", "effect": ("read", "idempotent", "transactional", "write"),
-    "status": CALL_STATUSES, "attempts": "count", "fence": "count", "base_seq": "count", "call_id": "text?", "idempotency_key": "text",
-    "ident": "hex", "op_key": "hex?", "started_at": "time", "finished_at": "time?", "asked": "int", "began": "int", "ended": "int?",
-    "error": "body?", "policy": "body", "model": "body?", "not_done": "bool", "superseded": "bool", "reason": "text", "version": "number",
-}  # fmt: skip
-_PAUSE: Final = {
-    "no": "number", "line": "last", "step": "count", "space": "space", "name": "text", "occurrence": "count", "call_no": "number?",
-    "base_seq": "count", "question": "body!", "answer": "body?", "status": ("open", "answered", "used"), "asked_at": "time",
-    "answered_at": "time?", "version": "number",
-}  # fmt: skip
-_TASK: Final = {
-    "status": STATUSES, "branch": "id", "agent": "text", "input": "body", "attempts": "count", "reason": "text", "parent": "id?",
-    "raised": "body", "created_at": "time", "updated_at": "time",
-}  # fmt: skip
-_NUMBERS: Final = {"seq": "last", "call": "last", "pause": "last", "line": "last", "position": "count"}
-_BRANCH: Final = {"space": "space", "name": "id", "line": "last", "forked_from": "number?"}
-_HEAD: Final = {"seq": "number", "id": "id"}
-
-Columns = Mapping[str, Any]
-
-
-def _record(row: Any, columns: Columns) -> dict[str, Any]:
-    record: dict[str, Any] = {}
-    for name, kind in columns.items():
-        value = getattr(row, name)
-        if type(kind) is str and kind.startswith("body"):
-            _put(record, name, value, optional=kind == "body?")
-        elif value is None:
-            pass
-        elif type(value) is bytes:
-            record[name] = value.hex()
-        elif type(kind) is str and kind.startswith("time"):
-            record[name] = _iso(value)
-        else:
-            record[name] = to_json(value)
-    return record
-
-
-def _put(record: dict[str, Any], name: str, data: bytes | None, *, optional: bool) -> None:
-    """Stored bytes as what they mean, or as they are where that would not lead back to them."""
-    if data is None or (not data and not optional):
-        return
-    try:
-        tree = values.decode_plain(data)
-        if values.encode_tree(tree) == data:
-            record[name] = to_json(tree)
-            return
-    except SafepointError:
-        pass
-    record[f"{name}_raw"] = base64.b64encode(data).decode("ascii")
-
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def _iso(us: int) -> str:
-    try:
-        return (_EPOCH + timedelta(microseconds=us)).isoformat(timespec="microseconds").replace("+00:00", "Z")
-    except OverflowError:
-        raise Damaged("a row has a time that is none", "", "See `safepoint verify`.") from None
-
-
-def _us(text: Any) -> Any:
-    at = datetime.fromisoformat(text)
-    if at.utcoffset() != timedelta(0):
-        raise ValueError
-    return (at - _EPOCH) // timedelta(microseconds=1)
-
-
-def _fields(record: Any, columns: Columns, *more: str) -> dict[str, Any]:
-    """The columns of a record. ValueError and its like for whatever is not as it is written."""
-    known = {
-        *columns,
-        *more,
-        *(f"{name}_raw" for name, kind in columns.items() if type(kind) is str and kind.startswith("body")),
-    }
-    if type(record) is not dict or not record.keys() <= known:
-        raise ValueError("a part that is not known")
-    return {name: _field(record, name, kind) for name, kind in columns.items()}
-
-
-def _field(record: dict[str, Any], name: str, kind: Any) -> Any:
-    if type(kind) is tuple:
-        return _one_of(record[name], kind)
-    if kind.startswith("body"):
-        if name in record:
-            return _shaped(name, values.encode_tree(from_json(record[name])))
-        if f"{name}_raw" in record:
-            return _shaped(name, base64.b64decode(record[f"{name}_raw"], validate=True))
-        if kind == "body!":
-            raise KeyError(name)
-        return None if kind == "body?" else b""
-    if kind.endswith("?") and name not in record:
-        return None
-    return _READ[kind.rstrip("?")](record[name])
-
-
-def _shaped(name: str, data: bytes) -> bytes:
-    """Bytes that the library itself reads later, without expecting anything odd in them."""
-    check = _SHAPES.get(name)
-    if check is not None and data and not check(values.decode_plain(data)):
-        raise ValueError(name)
-    return data
-
-
-def _is_metrics(tree: Any) -> bool:
-    kinds = [type(getattr(Metrics(), name)) for name in Metrics.__slots__]
-    return (
-        type(tree) is list and len(tree) <= len(kinds) and all(type(v) in (k, int) for v, k in zip(tree, kinds, strict=False))
-    )
-
-
-def _is_policy(tree: Any) -> bool:
-    if type(tree) is not dict:
-        return False
-    default = Policy()
-    for name, value in tree.items():
-        known = getattr(default, name, value)
-        if name == "replan":
-            fits = value in REPLAN
-        elif name == "key_ttl":
-            fits = type(value) in (int, float, type(None))
-        else:
-            fits = type(value) is type(known) or (type(value) is int and type(known) is float)
-        if not fits:
-            return False
-    return True
-
-
-_SHAPES: Final[dict[str, Callable[[Any], bool]]] = {
-    "metrics": _is_metrics,
-    "policy": _is_policy,
-    "metadata": lambda tree: type(tree) is dict,
-    "error": lambda tree: type(tree) is dict and all(type(v) in (str, int, bool, type(None)) for v in tree.values()),
-    "model": lambda tree: type(tree) is dict,
-}
-
-
-def _one_of(value: Any, known: tuple[str, ...]) -> str:
-    if value not in known:
-        raise ValueError("a word that is not known")
-    return str(value)
-
-
-def _int(low: int, end: int = _INT) -> Callable[[Any], int]:
-    def read(value: Any) -> int:
-        if type(value) is not int or not low <= value < end:
-            raise ValueError("a number out of range")
-        return value
-
-    return read
-
-
-def _str(value: Any) -> str:
-    text = from_json(value)
-    if type(text) is not str:
-        raise ValueError("no text")
-    text.encode()  # not every store takes what is no Unicode text
-    return text
-
-
-def _bool(value: Any) -> bool:
-    if type(value) is not bool:
-        raise ValueError("neither true nor false")
-    return value
-
-
-_READ: Final[dict[str, Callable[[Any], Any]]] = {
-    "int": _int(-_INT),
-    "count": _int(0),
-    "scope": lambda value: value if value == UNASKED else _int(0)(value),
-    "number": _int(1, _NUMBER),
-    "last": _int(0, _NUMBER),
-    "text": _str,
-    "bool": _bool,
-    "id": check_id,
-    "space": lambda value: value if value == "" else check_id(value),
-    "hex": bytes.fromhex,
-    "time": lambda value: _int(-(2**63), 2**63)(_us(value)),
-}
-
-
 # -- writing
 
 
@@ -333,18 +153,21 @@ def _records(image: Image, what: str, seq: int | None, version: str) -> Iterator
     counts = {
         "branches": len(image.branches), "checkpoints": len(image.checkpoints), "calls": len(image.calls), "pauses": len(image.pauses),
     }  # fmt: skip
-    head = {"format": FORMAT, "version": version, "what": what, "task": to_json(image.row.task)}
+    made = 2 if image.writes or _is_odd(image) else 1
+    if made > 1:
+        counts["writes"] = len(image.writes)
+    head = {"format": made, "version": version, "what": what, "task": to_json(image.row.task)}
     yield {"safepoint": {**head, **({} if seq is None else {"seq": seq}), "counts": counts}}
-    yield {"task": {**_record(image.row, _TASK), "fence": image.fence, "numbers": _record(image.numbers, _NUMBERS)}}
+    yield {"task": {**record_of(image.row, TASK), "fence": image.fence, "numbers": record_of(image.numbers, NUMBERS)}}
     for branch in image.branches:
-        yield {"branch": {**_record(branch, _BRANCH), "head": _record(branch.head, _HEAD)}}
+        yield {"branch": {**record_of(branch, BRANCH), "head": record_of(branch.head, HEAD)}}
     objects = {obj.name: obj for obj in image.objects}
     before: Any = None
     texts: dict[int, list[bytes]] = {}
     for row in image.checkpoints:
         tree, flat = flat_of(row.root, row.refs, objects)
         state = to_json(tree)
-        record = {**_record(row, _CHECKPOINT), "digest": chunks.root_digest(flat, b"").hex()}
+        record = {**record_of(row, CHECKPOINT), "digest": chunks.root_digest(flat, b"").hex()}
         if before is not None:
             patch = compare("", "", before, state, texts).patch()
             if len(_line(patch)) < len(flat) // 2:
@@ -354,13 +177,18 @@ def _records(image: Image, what: str, seq: int | None, version: str) -> Iterator
         before = state
         yield {"checkpoint": record}
     for call in image.calls:
-        record = _record(call, _CALL)
+        record = record_of(call, CALL)
         record["arguments"] = to_json(flat_of(call.args, call.args_refs, objects)[0])
         if call.result is not None:
             record["result"] = to_json(flat_of(call.result, call.result_refs, objects)[0])
         yield {"call": record}
     for pause in image.pauses:
-        yield {"pause": _record(pause, _PAUSE)}
+        yield {"pause": record_of(pause, PAUSE)}
+    for write in image.writes:
+        record = record_of(write, WRITE)
+        if write.data:
+            record["data"] = to_json(flat_of(write.data, write.refs, objects)[0])
+        yield {"write": record}
 
 
 # -- reading
@@ -463,26 +291,30 @@ class _Reading:
             raise NewerFormat(
                 f"the file has format {made}", f"this safepoint reads up to format {FORMAT}", "Upgrade safepoint.", format=made
             )
-        if made != FORMAT or not record.keys() <= {"format", "version", "what", "task", "seq", "counts"}:
+        if (
+            made not in range(1, FORMAT + 1)
+            or type(made) is not int
+            or not record.keys() <= {"format", "version", "what", "task", "seq", "counts"}
+        ):
             raise ValueError
         counts = record["counts"]
-        if counts.keys() != {"branches", "checkpoints", "calls", "pauses"}:
+        if counts.keys() != {name for name in _COUNTS if name != "writes" or made > 1}:
             raise ValueError
-        _one_of(record["what"], ("task", "checkpoint"))
+        one_of(record["what"], ("task", "checkpoint"))
         self.head = {**record, "task": check_id(record["task"])}
         if record["what"] == "checkpoint":
-            _int(1)(record["seq"])
+            integer(1)(record["seq"])
 
     def _task(self, record: Any) -> TaskRow:
-        self.numbers = Numbers(**_fields(record["numbers"], _NUMBERS))
-        self.fence = _int(0)(record.get("fence", 0))
-        return TaskRow(task=self.task or self.head["task"], **_fields(record, _TASK, "fence", "numbers"))
+        self.numbers = Numbers(**fields_of(record["numbers"], NUMBERS))
+        self.fence = integer(0)(record.get("fence", 0))
+        return TaskRow(task=self.task or self.head["task"], **fields_of(record, TASK, "fence", "numbers"))
 
     def _branch(self, record: Any) -> BranchRow:
-        return BranchRow(head=Head(**_fields(record["head"], _HEAD)), **_fields(record, _BRANCH, "head"))
+        return BranchRow(head=Head(**fields_of(record["head"], HEAD)), **fields_of(record, BRANCH, "head"))
 
     def _checkpoint(self, record: Any) -> CheckpointRow:
-        columns = _fields(record, _CHECKPOINT, "digest", "state", "patch")
+        columns = fields_of(record, CHECKPOINT, "digest", "state", "patch")
         if columns["format"] > STATES:
             raise NewerFormat(
                 f"checkpoint {columns['seq']} has format {columns['format']}",
@@ -518,10 +350,16 @@ class _Reading:
         return {key: messages if key == "messages" else from_json(part) for key, part in state.items()}
 
     def _call(self, record: Any) -> CallRow:
-        columns = _fields(record, _CALL, "arguments", "result")
+        columns = fields_of(record, CALL, "arguments", "result")
         args, args_refs = self.root(record["arguments"], opened=True)
         result, result_refs = self.root(record["result"], opened=False) if "result" in record else (None, b"")
         return CallRow(args=args, args_refs=args_refs, result=result, result_refs=result_refs, **columns)
+
+    def _write(self, record: Any) -> WriteRow:
+        if self.head["format"] < 2:
+            raise ValueError
+        data, refs = self.root(record["data"], opened=True) if "data" in record else (b"", b"")
+        return WriteRow(data=data, refs=refs, **fields_of(record, WRITE, "data"))
 
     def root(self, data: Any, *, opened: bool) -> tuple[bytes, bytes]:
         tree = from_json(data)
@@ -530,12 +368,12 @@ class _Reading:
         return self.packer.values(tree, values.encode_tree(tree, depth=chunks.DEPTH), opened=opened)
 
     def _pause(self, record: Any) -> PauseRow:
-        return PauseRow(**_fields(record, _PAUSE))
+        return PauseRow(**fields_of(record, PAUSE))
 
     def content(self, count: int) -> Content:
         rows = self.rows
-        counts = {"branches": "branch", "checkpoints": "checkpoint", "calls": "call", "pauses": "pause"}
-        if not rows["task"] or self.head["counts"] != {name: len(rows[kind]) for name, kind in counts.items()}:
+        found = {name: len(rows[kind]) for name, kind in _COUNTS.items() if name in self.head["counts"]}
+        if not rows["task"] or self.head["counts"] != found:
             raise _bad(count, "it does not hold as much as its first line says")
         image = Image(
             row=replace(rows["task"][0], checkpoints=len(rows["checkpoint"])),
@@ -544,10 +382,11 @@ class _Reading:
             checkpoints=tuple(rows["checkpoint"]),
             calls=tuple(rows["call"]),
             pauses=tuple(rows["pause"]),
+            writes=tuple(rows["write"]),
             objects=tuple(self.packer.objects.values()),
             fence=self.fence,
         )
-        why = misfit(image)
+        why = misfit(image) or (self.head["format"] < 2 and _is_odd(image) and "a branch and its checkpoints do not fit")
         if why:
             raise _bad(count, why)
         if self.head["what"] == "checkpoint" and [row.seq for row in image.checkpoints] != [self.head["seq"]]:
@@ -568,17 +407,27 @@ def misfit(image: Image) -> str:
         return "a branch comes twice"
     for branch in image.branches:
         head = heads.get(branch.head)
-        if head is None or (head.space, head.branch) != (branch.space, branch.name) or head.kind == "failure":
+        if head is None or head.space != branch.space or head.kind == "failure":
             return "a branch has no head"
     known = {(b.space, b.name) for b in image.branches}
-    if any((row.space, row.branch) not in known for row in image.checkpoints):
-        return "a checkpoint is of no branch"
     own = [b for b in image.branches if b.space == ""]
     if own and ("", image.row.branch) not in known:
         return "the current branch is missing"
     if any(row.parent_seq is not None and row.parent_seq >= row.seq for row in image.checkpoints):
         return "a checkpoint is older than its parent"
+    keys = [row.key for row in image.writes]
+    if keys != sorted(set(keys)):
+        return "its writes are not in order, or one comes twice"
     return ""
+
+
+def _is_odd(image: Image) -> bool:
+    """Whether a branch stands at another one's checkpoint, or there are checkpoints of a branch that is not there."""
+    made_on = {(row.space, row.seq): row.branch for row in image.checkpoints}
+    known = {(b.space, b.name) for b in image.branches}
+    return any(made_on.get((b.space, b.head.seq)) != b.name for b in image.branches) or any(
+        (row.space, row.branch) not in known for row in image.checkpoints
+    )
 
 
 def _refuse(constant: str) -> Any:

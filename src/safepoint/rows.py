@@ -477,6 +477,8 @@ class Lost(_Row, frozen=True):
     """None with a ``first``: to the end."""
     name: bytes = b""
     """Of an object."""
+    key: tuple[str, str, str, int] | None = None
+    """Of a write, where that is known."""
 
 
 class Aside(_Row, frozen=True):

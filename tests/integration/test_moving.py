@@ -24,11 +24,12 @@ from safepoint import (
     SafepointError,
     State,
     UsageError,
+    portable,
     run_agent,
 )
 from safepoint.cli import main
 from safepoint.model import new_id
-from safepoint.rows import Commit, TaskPatch
+from safepoint.rows import BranchWrite, Commit, Head, TaskPatch, replace
 from tests.integration.conftest import STORES, new_url
 from tests.support import moved, spoil
 from tests.support.moved import Flat, facts, fill, rich
@@ -127,6 +128,71 @@ def test_a_copy_goes_on_as_the_original_would(place, a, b):
     assert outcome.result == "it was sent"
     assert outcome.recovery.reused == 3
     assert one.status("t").status == "waiting"
+
+
+def threaded(cp, task):
+    """A task as an adapter leaves it: one branch stands at another's checkpoint, one was dropped, and its checkpoints are there."""
+    state = State(task)
+    heads = []
+    for i in range(4):
+        state.step = i
+        state.messages.append({"role": "user", "content": f"message {i} " * 40})
+        heads.append(cp.save(state))
+    row, _ = cp.store.read(task, seq=2)
+    for name in ("back", "gone"):
+        new = replace(row, id=new_id(), branch=name, parent_seq=2, kind="manual", seq=0, seal=b"", pinned=False)
+        cp.store.commit(Commit(task=task, id=new.id, checkpoint=new, expect=None, stands_on=Head(2, row.id)))
+    at = {b.name: b.head for b in cp.store.branches(task)}
+    moves = (
+        BranchWrite(name="back", expect=at["back"], to=Head(2, row.id)),
+        BranchWrite(name="gone", expect=at["gone"], to=None),
+    )
+    cp.store.commit(Commit(task=task, id=new_id(), branches=moves))
+    moved.written(cp, task, at["gone"].id, rows=2)
+    return at
+
+
+@pytest.mark.parametrize(("a", "b"), [("memory", "sqlite"), ("sqlite", "flat"), *RING])
+def test_what_an_adapter_made_of_a_task_goes_along(place, tmp_path, a, b):
+    one, two = place(a), place(b)
+    at = threaded(one, "t")
+    assert one.verify().ok
+    assert [note.text for note in one.verify("t").notes] == ["there are checkpoints of branches that were dropped: 'gone'"]
+    before = facts(one, "t")
+    assert len(before["writes"]) == 2
+    assert [(name, head.seq) for _, name, head, *_ in before["branches"]] == [("back", 2), ("main", 4)]
+    assert one.copy_to(two).tasks[0].writes == 2
+    assert facts(two, "t") == before
+    assert two.verify().ok
+    # It is set back further, and a write of its own goes with a checkpoint: the copy follows.
+    main = next(head for _, name, head, *_ in before["branches"] if name == "main")
+    to = one.store.headers("t")[-1]
+    moves = (BranchWrite(name="main", expect=main, to=Head(to.seq, to.id)),)
+    one.store.commit(Commit(task="t", id=new_id(), branches=moves))
+    moved.written(one, "t", "later")
+    assert one.store.prune("t", [at["back"].seq]).seqs == (at["back"].seq,)
+    assert [t.result for t in one.copy_to(two).tasks] == ["updated"]
+    assert facts(two, "t") == facts(one, "t")
+    # What the copy has of its own is nobody else's to remove.
+    moved.written(two, "t", "own")
+    with pytest.raises(Conflict):
+        one.copy_to(two)
+    file = tmp_path / "t.safepoint"
+    assert two.export("t", file).writes == 4
+    assert json.loads(file.read_bytes().splitlines()[0])["safepoint"]["format"] == 2
+    three = place(b)
+    assert three.import_(file).writes == 4
+    assert facts(three, "t") == facts(two, "t")
+    assert three.import_(file).result == "unchanged"
+    # One checkpoint of the branch that was dropped, alone and onto a task.
+    alone = io.BytesIO()
+    two.export("t", alone, seq=at["gone"].seq)
+    for cp, found in ((place(a), "imported"), (one, "unchanged")):
+        alone.seek(0)
+        report = cp.import_(alone)
+        assert (report.result, report.writes) == (found, 2)
+        assert len(cp.store.writes("t", checkpoints=[at["gone"].id])[0]) == 2
+    assert one.repair("t", into=place(b)).damages == []
 
 
 @pytest.mark.parametrize(("a", "b"), [("memory", "sqlite"), ("memory", "flat"), ("sqlite", "memory"), *ACROSS])
@@ -865,9 +931,9 @@ def test_numbers_at_their_limits_fit_every_store_or_are_refused(whole, tmp_path,
 
 def test_a_newer_file_is_left_alone(whole):
     lines = [json.loads(line) for line in whole.splitlines()][:-1]
-    lines[0]["safepoint"]["format"] = 2
+    lines[0]["safepoint"]["format"] = portable.FORMAT + 1
     refused(sealed(lines), NewerFormat)
-    lines[0]["safepoint"]["format"] = 1
+    lines[0]["safepoint"]["format"] = portable.FORMAT
     next(line for line in lines if "checkpoint" in line)["checkpoint"]["format"] = 99
     refused(sealed(lines), NewerFormat)
 

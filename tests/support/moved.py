@@ -9,11 +9,13 @@ from typing import Any
 
 import safepoint
 from safepoint import DidNotHappen, State, _probe, model, run_agent, tool
+from safepoint.codec import chunks
+from safepoint.codec.registry import Registry
 from safepoint.model import new_id
-from safepoint.rows import Commit, Head, replace
+from safepoint.rows import Commit, Head, WriteRow, replace
 from safepoint.stores.memory import MemoryStore
 
-__all__ = ["Flat", "copying", "exporting", "facts", "fill", "fill_url", "importing", "rich"]
+__all__ = ["Flat", "copying", "exporting", "facts", "fill", "fill_url", "importing", "rich", "told", "written"]
 
 
 class Flat(MemoryStore):
@@ -47,7 +49,8 @@ def refused(to: str) -> str:
 
 
 def rich(cp: Any, task: str, *, steps: int = 7) -> None:
-    """A task with steps, replies, a failed call, one in doubt, an answered and an open pause, pins, labels, a branch, a failure."""
+    """A task with steps, replies, a failed call, one in doubt, an answered and an open pause, pins, labels, a branch, a failure,
+    and what an adapter recorded against two checkpoints and one that never came."""
 
     def step(run: Any) -> None:
         n = run.state.step
@@ -81,6 +84,29 @@ def rich(cp: Any, task: str, *, steps: int = 7) -> None:
     new = replace(row, id=new_id(), branch="other", parent_seq=row.seq, kind="manual", label="aside", seq=0, seal=b"")
     base = Head(row.seq, row.id)
     cp.store.commit(Commit(task=task, id=new.id, checkpoint=new, expect=None, objects=tuple(objects.values()), stands_on=base))
+    written(cp, task, row.id, rows=3, shared=str(heads[0].seq))
+    written(cp, task, "never", space="ns|1", rows=1)
+    cp.store.commit(Commit(task=task, id=new_id(), writes=(WriteRow(checkpoint=heads[0].id, writer="mark", idx=-7),)))
+
+
+def written(cp: Any, task: str, checkpoint: str, *, space: str = "", rows: int = 1, shared: str = "") -> None:
+    """Record values against a checkpoint, as an adapter does."""
+    found, objects = [], []
+    for idx in range(-1, rows - 1):
+        value = {
+            "values": [["channel", {"big": "w" * 700 + shared, "at": datetime(2026, 1, 1, tzinfo=UTC), "idx": 2**70 + idx}]]
+        }
+        packed = chunks.pack(value, Registry(), flat=not cp.store.chunked)
+        row = WriteRow(space=space, checkpoint=checkpoint, writer=f"w{idx % 2}", idx=idx, path=f"p{idx}", data=packed.data)
+        found.append(replace(row, refs=packed.refs))
+        objects += packed.new
+    cp.store.commit(Commit(task=task, id=new_id(), writes=tuple(found), objects=tuple({o.name: o for o in objects}.values())))
+
+
+def told(cp: Any, task: str) -> list[Any]:
+    """What adapters recorded, in values."""
+    rows, objects = cp.store.writes(task, space=None)
+    return [(*r.key, r.path, chunks.unpack_plain(r.data, r.refs, objects) if r.data else None) for r in rows]
 
 
 def fill(cp: Any) -> None:
@@ -121,7 +147,8 @@ def facts(cp: Any, task: str) -> dict[str, Any]:
             for c in cp.calls(task)
         ],
         "pauses": [(p.no, p.name, p.question, p.status, p.step, p.answer, p.asked_at) for p in cp.pauses(task, status=None)],
-        "branches": sorted((b.space, b.name, b.head, b.line, b.forked_from) for b in cp.store.branches(task)),
+        "branches": sorted((b.space, b.name, b.head, b.line, b.forked_from) for b in cp.store.branches(task, None)),
+        "writes": told(cp, task),
         "plan": [(c.call.no, c.action) for c in cp.plan(task).calls],
     }  # fmt: skip
 

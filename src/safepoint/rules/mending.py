@@ -17,7 +17,7 @@ from safepoint.codec.nodes import names_in
 from safepoint.codec.registry import Registry
 from safepoint.errors import NewerFormat
 from safepoint.model import Obj, new_id
-from safepoint.rows import BranchRow, CallRow, CheckpointRow, Head, Image, Numbers, Part, PauseRow, TaskRow, replace
+from safepoint.rows import BranchRow, CallRow, CheckpointRow, Head, Image, Numbers, Part, PauseRow, TaskRow, WriteRow, replace
 from safepoint.rules import recovery
 from safepoint.rules.verifying import Audit, Ranges
 
@@ -63,17 +63,19 @@ class Mended:
     bare_calls: Ranges = field(default_factory=Ranges)
     """Kept without arguments and result, which are lost."""
     pauses: Ranges = field(default_factory=Ranges)
+    writes: list[tuple[str, str, str, int]] = field(default_factory=list)
+    """Keys of those left out."""
     put: tuple[CheckpointRow, ...] = ()
     """Checkpoints of the image that were not there before."""
     moved: bool = False
     """The task has gone on since it was looked at, so that not all of the image has been, or it is not whole."""
 
 
-def roots(parts: Iterable[CheckpointRow | CallRow]) -> set[bytes]:
+def roots(parts: Iterable[CheckpointRow | CallRow | WriteRow]) -> set[bytes]:
     """Names of the objects that rows refer to themselves."""
     found: set[bytes] = set()
     for row in parts:
-        for refs in (row.refs,) if isinstance(row, CheckpointRow) else (row.args_refs, row.result_refs):
+        for refs in (row.args_refs, row.result_refs) if isinstance(row, CallRow) else (row.refs,):
             found.update(names_in(refs))
     return found
 
@@ -99,6 +101,7 @@ def mend(audit: Audit, walk: Callable[[], Iterable[Part]], at: int, older: int |
     sealed: list[CheckpointRow] = []
     calls: list[CallRow] = []
     pauses: list[PauseRow] = []
+    writes: list[WriteRow] = []
     branches: list[BranchRow] = []
     objects: dict[bytes, Obj] = {}
     found = Mended(Image(row=TaskRow(task=audit.task), numbers=Numbers(), branches=(), checkpoints=()))
@@ -127,11 +130,16 @@ def mend(audit: Audit, walk: Callable[[], Iterable[Part]], at: int, older: int |
                     found.pauses.add(part.no)
                 else:
                     pauses.append(part)
+            case WriteRow():
+                if audit.good_write(part):
+                    writes.append(part)
+                else:
+                    found.writes.append(part.key)
             case BranchRow():
                 branches.append(part)
             case Obj():
                 if needed is None:
-                    needed = audit.reach(roots([*rows, *calls]))
+                    needed = audit.reach(roots([*rows, *calls, *writes]))
                 if part.name in needed and part.name not in audit.bad_objects:
                     objects[part.name] = part
     _place(audit, found, rows, sealed, calls, branches, at, older)
@@ -140,9 +148,10 @@ def mend(audit: Audit, walk: Callable[[], Iterable[Part]], at: int, older: int |
         checkpoints=tuple(sorted([*rows, *found.put], key=lambda r: r.seq)),
         calls=tuple(calls),
         pauses=tuple(pauses),
+        writes=tuple(writes),
         objects=tuple(objects.values()),
     )
-    found.moved = any(row.seq > audit.last_seq for row in rows) or _is_short(roots([*rows, *calls]), objects)
+    found.moved = any(row.seq > audit.last_seq for row in rows) or _is_short(roots([*rows, *calls, *writes]), objects)
     return found
 
 
@@ -198,7 +207,8 @@ def _place(
     known = {(b.space, b.name) for b in branches}
     for row in rows:
         # A branch that rows were made on and that is not there: its head was the newest of them, as far as anybody knows.
-        if (row.space, row.branch) not in known and row.kind != "failure":
+        place = row.space, row.branch
+        if place not in known and place in audit.lost_branches and row.kind != "failure":
             known.add((row.space, row.branch))
             branches.append(BranchRow(row.space, row.branch, Head(0, ""), 1, row.parent_seq))
     own = {seq: row for row in rows if (seq := row.seq)}
@@ -213,13 +223,17 @@ def _place(
     goes_on = current
     for branch in branches:
         head = own.get(branch.head.seq)
-        whole = head is not None and (head.id, head.space, head.branch) == (branch.head.id, branch.space, branch.name)
+        whole = head is not None and (head.id, head.space) == (branch.head.id, branch.space)
         careful = lost_calls and branch.space == "" and branch.name == current
         if whole and not careful:
             kept.append(branch)
             continue
         mine = [r for r in rows if (r.space, r.branch) == (branch.space, branch.name) and r.kind != "failure"]
-        if mine:
+        if head is None and branch.head.seq:  # what came after it was let go of when the branch was set back
+            mine = [r for r in mine if r.seq < branch.head.seq]
+        if whole:
+            kept.append(branch)
+        elif mine:
             kept.append(replace(branch, head=Head(mine[-1].seq, mine[-1].id)))
         lost = None if whole else branch.head.seq or None
         chosen = head if whole else _before(branch, branches, rows, own, mine)

@@ -15,11 +15,13 @@ from safepoint.codec.chunks import name_of
 from safepoint.codec.nodes import names_in
 from safepoint.errors import Damaged, NewerFormat, SafepointError
 from safepoint.model import Obj
-from safepoint.rows import BranchRow, CallRow, CheckpointRow, Lost, Numbers, Part, PauseRow, TaskRow
+from safepoint.rows import BranchRow, CallRow, CheckpointRow, Lost, Numbers, Part, PauseRow, TaskRow, WriteRow
 
 __all__ = ["Audit", "BranchReport", "Damage", "Note", "Ranges", "Verification", "spans"]
 
-DamageKind = Literal["checkpoint", "call", "pause", "object", "branch", "task", "input", "stray", "structure", "older", ""]
+DamageKind = Literal[
+    "checkpoint", "call", "pause", "write", "object", "branch", "task", "input", "stray", "structure", "older", ""
+]
 
 
 class Ranges:
@@ -70,8 +72,10 @@ class Damage:
     """Runs of checkpoints that do not load for it, first and last."""
     calls: tuple[tuple[int, int], ...] = ()
     """Runs of calls whose arguments or results it takes with it."""
+    writes: tuple[tuple[str, str, str, int], ...] = ()
+    """Writes of adapters that it takes with it: space, checkpoint, writer and index of each."""
     key: Any = field(default=None, repr=False, compare=False)
-    """Which row: a number, an object's name, or space and name of a branch. None where it is a run of them."""
+    """Which row: a number, an object's name, space and name of a branch, or a write's key. None where it is a run of them."""
 
     def __str__(self) -> str:
         at = f"{self.task_id}: " if self.task_id is not None else ""
@@ -80,6 +84,8 @@ class Damage:
             takes.append(f"checkpoints {spans(self.checkpoints)}")
         if self.calls and self.kind != "call":
             takes.append(f"calls {spans(self.calls)}")
+        if self.writes and self.kind != "write":
+            takes.append(f"{len(self.writes)} write{'' if len(self.writes) == 1 else 's'}")
         with_it = f"; takes {' and '.join(takes)} with it" if takes else ""
         return f"{at}{self.what}: {self.why}{f' ({self.where})' if self.where else ''}{with_it}"
 
@@ -138,6 +144,8 @@ class Verification:
     notes: tuple[Note, ...] = ()
     branches: tuple[BranchReport, ...] = ()
     """Of the task that was asked for, else of those with damage."""
+    writes: int = 0
+    """What adapters recorded against checkpoints."""
 
     @property
     def ok(self) -> bool:
@@ -148,7 +156,8 @@ class Verification:
         def of(n: int, word: str) -> str:
             return f"{n} {word}{'' if n == 1 else 's'}"
 
-        read = ", ".join(of(getattr(self, w + "s"), w) for w in ("task", "checkpoint", "call", "pause", "object"))
+        kinds = ("task", "checkpoint", "call", "pause", *(("write",) if self.writes else ()), "object")
+        read = ", ".join(of(getattr(self, w + "s"), w) for w in kinds)
         lines = [f"{self.url}: {'sound' if self.ok else of(len(self.damages), 'damage')}; read {read}"]
         return "\n".join([*lines, *(f"  {x}" for x in (*self.damages, *self.branches, *self.notes))])
 
@@ -158,6 +167,15 @@ class _Head:
     branch: BranchRow
     found: bool = False
     good: bool = False
+
+
+@dataclass(slots=True)
+class _Takes:
+    """What is lost with an object."""
+
+    checkpoints: Ranges = field(default_factory=Ranges)
+    calls: Ranges = field(default_factory=Ranges)
+    writes: list[tuple[str, str, str, int]] = field(default_factory=list)
 
 
 class Audit:
@@ -172,7 +190,7 @@ class Audit:
         self.numbers: Numbers | None = None
         self.last_seq = 0
         """Of the newest checkpoint that came."""
-        self.checkpoints = self.calls = self.pauses = self.objects = self.bytes = 0
+        self.checkpoints = self.calls = self.pauses = self.writes = self.objects = self.bytes = 0
         self.damages: list[Damage] = []
         self.notes: list[Note] = []
         self.parts = 0
@@ -181,6 +199,9 @@ class Audit:
         self.bad_calls: set[int] = set()
         self.bad_objects: dict[bytes, Damage] = {}
         self.bad_pauses: set[int] = set()
+        self.bad_writes: set[tuple[str, str, str, int]] = set()
+        self.lost_branches: list[tuple[str, str]] = []
+        """Space and name of those that checkpoints were made on and that must be there, and are not."""
         self.older: int | None = None
         """So many checkpoints were acknowledged and are not there any more; None if the task is not older than it was."""
         self._heads: dict[int, list[_Head]] = {}
@@ -191,7 +212,7 @@ class Audit:
         self._sizes: dict[bytes, int] | None = None
         self._garbage = 0
         self._blame: dict[bytes, set[bytes]] = {}
-        self._takes: dict[bytes, tuple[Ranges, Ranges]] = {}
+        self._takes: dict[bytes, _Takes] = {}
         self._loads: dict[tuple[str, str], Ranges] = {}
         self._newest: dict[tuple[str, str], int] = {}
         self._looked_again = False
@@ -216,6 +237,9 @@ class Audit:
             case PauseRow():
                 self.pauses += 1
                 self._pause(part)
+            case WriteRow():
+                self.writes += 1
+                self._write(part)
             case BranchRow():
                 head = _Head(part)
                 self._branches.append(head)
@@ -256,7 +280,8 @@ class Audit:
         if row.kind != "failure":
             self._made_on.add((row.space, row.branch))
         for head in self._heads.get(row.seq, ()):
-            head.found = (row.id, row.space, row.branch) == (head.branch.head.id, head.branch.space, head.branch.name)
+            # One that was set back may stand at another branch's checkpoint.
+            head.found = (row.id, row.space) == (head.branch.head.id, head.branch.space)
         try:
             states.check_row(self.task, row)
             self._roots.update(names_in(row.refs))
@@ -272,14 +297,27 @@ class Audit:
     def _bad_checkpoint(self, seq: int, why: str) -> None:
         self.bad_checkpoints[seq] = self._damaged("checkpoint", seq, f"checkpoint {seq}", why, checkpoints=((seq, seq),))
 
-    def _journal(self, row: CallRow | PauseRow, kind: DamageKind, bad: set[int]) -> bool:
+    def _write(self, row: WriteRow) -> None:
+        self.bytes += len(row.data)
+        if why := self._broken(row):
+            self.bad_writes.add(row.key)
+            self._damaged("write", row.key, _write_name(row.key), why, writes=(row.key,))
+        else:
+            self._roots.update(names_in(row.refs))
+
+    def _broken(self, row: CallRow | PauseRow | WriteRow) -> str:
+        """What is wrong with a row; '' if it is as it was sealed."""
         try:
             row.check(self.task, "")
         except Damaged as error:
-            why = error.why
+            return error.why
         except (TypeError, ValueError, AttributeError):
-            why = "its values are of other types"
-        else:
+            return "its values are of other types"
+        return ""
+
+    def _journal(self, row: CallRow | PauseRow, kind: DamageKind, bad: set[int]) -> bool:
+        why = self._broken(row)
+        if not why:
             return True
         bad.add(row.no)
         takes = {"calls": ((row.no, row.no),)} if kind == "call" else {}
@@ -310,6 +348,10 @@ class Audit:
             key = lost.first
         if lost.name:
             key = lost.name
+        if lost.kind == "write" and lost.key is not None:
+            key = lost.key
+            more = {"writes": (key,)}
+            self.bad_writes.add(key)
         kind: Any = lost.kind
         damage = Damage(self.task, lost.what, lost.where, lost.why, kind, key=key, **more)
         self.damages.append(damage)
@@ -401,11 +443,14 @@ class Audit:
             case CheckpointRow():
                 blamed = self._blamed(part.refs)
                 for name in blamed:
-                    self._takes.setdefault(name, (Ranges(), Ranges()))[0].add(part.seq)
+                    self._takes.setdefault(name, _Takes()).checkpoints.add(part.seq)
                 self._row(part, not blamed)
             case CallRow():
                 for name in self._blamed(part.args_refs) | self._blamed(part.result_refs):
-                    self._takes.setdefault(name, (Ranges(), Ranges()))[1].add(part.no)
+                    self._takes.setdefault(name, _Takes()).calls.add(part.no)
+            case WriteRow():
+                for name in self._blamed(part.refs) if part.key not in self.bad_writes else ():
+                    self._takes.setdefault(name, _Takes()).writes.append(part.key)
             case Obj():
                 return False
         return True
@@ -436,10 +481,11 @@ class Audit:
         damages: list[Damage] = []
         for damage in self.damages:
             if damage.kind == "object" and damage.key is not None:
-                checkpoints, calls = self._takes.get(damage.key, (Ranges(), Ranges()))
-                damage = replace(damage, checkpoints=checkpoints.frozen(), calls=calls.frozen())
+                found = self._takes.get(damage.key, _Takes())
+                checkpoints, calls = found.checkpoints, found.calls
+                damage = replace(damage, checkpoints=checkpoints.frozen(), calls=calls.frozen(), writes=tuple(found.writes))
                 # Missed by rows that were there at the first look and are not at the second: retention took both.
-                went = damage.key in self.missing and not checkpoints.runs and not calls.runs
+                went = damage.key in self.missing and not checkpoints.runs and not calls.runs and not found.writes
                 if went or not still(damage):
                     self.bad_objects.pop(damage.key, None)
                     continue
@@ -462,7 +508,10 @@ class Audit:
             if still(damage):
                 self.damages.append(damage)
                 head.good = False
-        for space, name in self._unnamed():
+        self.lost_branches = self._lost_branches()
+        if self.lost_branches:  # they are named: that some are missing need not be said as well
+            self.damages = [d for d in self.damages if d.kind != "branch" or d.key is not None or "counts" not in d.why]
+        for space, name in self.lost_branches:
             place = self.place("branch", (space, name))
             damage = Damage(
                 self.task,
@@ -474,6 +523,19 @@ class Audit:
             )
             if still(damage):
                 self.damages.append(damage)
+
+        dropped = [name for name in self._unnamed() if name not in self.lost_branches]
+        if dropped:
+            names = ", ".join(repr(name) for _, name in dropped)
+            self.notes.append(Note(self.task, f"there are checkpoints of branches that were dropped: {names}"))
+
+    def _lost_branches(self) -> list[tuple[str, str]]:
+        """Those of the branches that checkpoints name and that are not there, as far as they cannot have been dropped: the store says
+        that some are lost, or it is the current one, without which no task is."""
+        unnamed = self._unnamed()
+        if any(damage.kind == "branch" and damage.key is None for damage in self.damages):
+            return unnamed
+        return [place for place in unnamed if self.row is None or place == ("", self.row.branch)]
 
     def _unnamed(self) -> list[tuple[str, str]]:
         """Branches that checkpoints name and that were not among the branches."""
@@ -520,6 +582,15 @@ class Audit:
 
     def good_call(self, row: CallRow) -> bool:
         return row.no not in self.bad_calls and not self._blamed(row.args_refs) and not self._blamed(row.result_refs)
+
+    def good_write(self, row: WriteRow) -> bool:
+        return row.key not in self.bad_writes and not self._blamed(row.refs)
+
+
+def _write_name(key: tuple[str, str, str, int]) -> str:
+    space, checkpoint, writer, idx = key
+    where = f" of space {space!r}" if space else ""
+    return f"write {idx} of {writer!r} against checkpoint {checkpoint!r}{where}"
 
 
 def _object_name(name: bytes) -> str:

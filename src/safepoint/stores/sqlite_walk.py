@@ -237,7 +237,7 @@ def _unnamed(db: Database, task: str, n: int) -> Iterator[Lost]:
     except (Damaged, UnicodeDecodeError):
         return  # it has been said what cannot be read
     if found and found[0][0] is not None and found[0][0] != branches_sum(task, names):
-        yield Lost("branches", f"sp_branches, task {n}", "they are not those that the task's row sums up", kind="branch")
+        yield Lost("branches", f"sp_branches, task {n}", "the task's row counts others", kind="branch")
 
 
 def _branch_page(db: Database, statement: str, given: tuple[Any, ...]) -> tuple[list[Any], str | None]:

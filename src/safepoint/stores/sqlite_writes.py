@@ -149,8 +149,9 @@ def walk(db: Database, n: int) -> Iterator[Part]:
     # It stops at something. Now each row by its own number, in the order of those keys that can be read.
     base = n << 32
     names: dict[int, Key] = {}
-    for row in scan(db, "SELECT k, space, checkpoint, writer, idx FROM sp_writes NOT INDEXED WHERE k BETWEEN ? AND ? ORDER BY k",
-                    base, base | MOST, None):  # fmt: skip
+    given = _given(db, n)
+    statement = "SELECT k, space, checkpoint, writer, idx FROM sp_writes NOT INDEXED WHERE k BETWEEN ? AND ? ORDER BY k"
+    for row in scan(db, statement, base, base | MOST, None if given is None else base | given):
         if not isinstance(row, Gap):
             names[row[0]] = row[1:]
             continue
@@ -176,6 +177,16 @@ def walk(db: Database, n: int) -> Iterator[Part]:
         if part is not None:
             yield part
     yield from _uncounted(db, n)
+
+
+def _given(db: Database, n: int) -> int | None:
+    """The last number that was given out, if that can be read."""
+    try:
+        with db.reading() as conn:
+            found = conn.rows("SELECT next_write - 1 FROM sp_tasks WHERE n = ?", (n,))
+    except Damaged:
+        return None
+    return int(found[0][0]) if found and type(found[0][0]) is int else None
 
 
 def _page(db: Database, n: int, after: Key) -> tuple[list[Part], Key | None, str | None]:
@@ -231,7 +242,13 @@ def _entries(db: Database, n: int, first: int, last: int) -> dict[int, Key]:
 def _lost(name: Key, k: int, why: str) -> Lost:
     space, checkpoint, writer, idx = name
     where = f" of space {space!r}" if space else ""
-    return Lost(f"write {idx} of {writer!r} against checkpoint {checkpoint!r}{where}", f"sp_writes, row {k}", why, kind="write")
+    return Lost(
+        f"write {idx} of {writer!r} against checkpoint {checkpoint!r}{where}",
+        f"sp_writes, row {k}",
+        why,
+        kind="write",
+        key=name,
+    )
 
 
 def _uncounted(db: Database, n: int) -> Iterator[Lost]:

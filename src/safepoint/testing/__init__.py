@@ -17,7 +17,7 @@ except ImportError as error:
     ) from error
 
 # Before the modules are imported: an assert that only says "AssertionError" is of no use to the author of a store.
-for _name in ("commits", "contract", "leases", "machine", "oracle", "reading", "removal"):
+for _name in ("adapting", "commits", "contract", "leases", "machine", "oracle", "reading", "removal", "whole", "writes"):
     pytest.register_assert_rewrite(f"safepoint.testing.{_name}")
 
 from safepoint.testing.contract import StoreContract  # noqa: E402

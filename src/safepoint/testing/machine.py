@@ -17,27 +17,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from safepoint.errors import SafepointError
 from safepoint.model import new_id
 from safepoint.rows import CallWrite, Commit, Guard, Head, PauseWrite, TaskPatch, replace
+from safepoint.testing.adapting import Adapting
 from safepoint.testing.build import call_row, checkpoint_row, flat, obj, pause_row
+from safepoint.testing.draws import CALL_STATUSES, TASKS, branches, contents, picks, spaces, steps, tasks
 from safepoint.testing.drive import Driver, Killed, end_processes
 from safepoint.testing.oracle import Oracle, as_dict
 
 __all__ = ["StoreMachine", "run_machine"]
 
-TASKS = ("task", "it's 100% \N{SNOWMAN}\n../x")
-SPACES = ("", "", "", "ns")
-BRANCHES = ("main", "main", "side", "a'b")
-CALL_STATUSES = ("started", "in_doubt", "paused", "succeeded", "failed")
 
-tasks = st.sampled_from(TASKS)
-spaces = st.sampled_from(SPACES)
-branches = st.sampled_from(BRANCHES)
-picks = st.integers(0, 63)
-"""Chooses among what there is, modulo its number: a draw whose range never changes."""
-contents = st.sets(st.integers(0, 11), max_size=5)
-steps = st.integers(0, 2)
-
-
-class StoreMachine(RuleBasedStateMachine):
+class StoreMachine(Adapting, RuleBasedStateMachine):
     """Subclass it with a ``driver`` that opens an empty store at each call, and give it to ``run_machine``."""
 
     reached: ClassVar[Counter[str]] = Counter()
@@ -47,7 +36,17 @@ class StoreMachine(RuleBasedStateMachine):
             *("guarded commit", "lost guard", "intent", "result", "stale row", "row not there", "gone", "question"),
             *("answer", "second answer", "acquire", "acquire refused", "steal", "release", "release by others", "abandon"),
             *("pin", "prune", "kept for a resume", "dry run", "delete", "delete refused", "read", "absent", "listing", "calls"),
-            *("tasks", "patch", "at head", "not at head"),
+            *(
+                "tasks",
+                "patch",
+                "at head",
+                "not at head",
+                "write",
+                "write left out",
+                "write replaced",
+                "write of an unborn one",
+            ),
+            *("write gone", "writes", "set back", "dropped", "current kept", "branch moved"),
         }
     )
     CHUNKED: ClassVar[frozenset[str]] = frozenset({"left out"})
@@ -69,6 +68,8 @@ class StoreMachine(RuleBasedStateMachine):
         # Most of what can go wrong needs some history, which the rules by themselves are slow to make.
         for i in range(start):
             assert self._commit(self._checkpoint(TASKS[0], "", "main", {i})) == "ok"
+        for i in range(min(start, 2)):
+            self._write(TASKS[0], "", i, {i + 6})
         for i in range(calls if start else 0):
             self._intend(TASKS[0], i, ("succeeded", "started")[i % 2], 1, {i}, False)
 
@@ -402,11 +403,14 @@ class StoreMachine(RuleBasedStateMachine):
         known = sorted(self.oracle.tasks.get(name, {}).get("checkpoints", {}))
         seqs = {known[i % len(known)] for i in which} if known else which
         self.oracle.learn_lines(self.ask, name)
+        writes = len(self.oracle.tasks.get(name, {}).get("writes", ()))
         got = self.ask("prune", name, sorted(seqs), space=space, dry_run=dry_run)
         if self.oracle.pruned(name, sorted(seqs), space, dry_run, got):
             self.hit("kept for a resume")
         if got.seqs:
             self.hit("dry run" if dry_run else "prune")
+            if len(self.oracle.tasks[name]["writes"]) < writes:
+                self.hit("write gone")
 
     @rule(name=tasks, really=st.integers(0, 3))
     def delete(self, name: str, really: int) -> None:

@@ -47,7 +47,7 @@ class Oracle:
                     same = all(there[f] == getattr(new, f) for f in ("branch", "parent_seq", "digest"))
                     return {"existed" if same else "UsageError"}
         if task is None:
-            if new is None:
+            if new is None and not c.writes:
                 return {"NotFound"}
             if c.guard is not None:
                 return {"NotFound", "LeaseLost"}
@@ -83,7 +83,28 @@ class Oracle:
                         bad.add("NotFound")
                     elif row["version"] != write.row.version:
                         bad.add("Conflict")
+        bad |= self._moved(task, c)
         return bad or {"ok"}
+
+    @staticmethod
+    def _moved(task: dict[str, Any], c: Any) -> set[str]:
+        """What is wrong with the branches that a commit sets back or drops."""
+        bad: set[str] = set()
+        left = {name for space, name in task["branches"] if space == ""}
+        for move in c.branches:
+            at = task["branches"].get((move.space, move.name))
+            if at is None or at["head"] != tuple(move.expect):
+                bad.add("Conflict")
+            if move.to is None:
+                left -= {move.name} if move.space == "" else set()
+            else:
+                to = task["checkpoints"].get(move.to.seq)
+                if to is None or (to["id"], to["space"]) != (move.to.id, move.space):
+                    bad.add("NotFound")
+        current = (c.patch and c.patch.branch) or task["current"]
+        if left and any((m.space, m.name, m.to) == ("", current, None) for m in c.branches):
+            bad.add("UsageError")
+        return bad
 
     def landed(self, c: Any, calls: Any, pauses: Any) -> None:
         """Take over a commit that was judged ok, with the journal rows as the store answered them."""
@@ -102,6 +123,15 @@ class Oracle:
         assert len(pauses) == len(c.pauses)
         for write, row in zip(c.pauses, pauses, strict=True):
             self._compared(task, "pauses", write.row, row)
+        for sent in c.writes:
+            place = sent.space, sent.checkpoint, sent.writer, sent.idx
+            if sent.idx < 0 or place not in task["writes"]:
+                task["writes"][place] = as_dict(sent)
+        for move in c.branches:
+            if move.to is None:
+                del task["branches"][move.space, move.name]
+            else:
+                task["branches"][move.space, move.name]["head"] = tuple(move.to)
         new = c.checkpoint
         if new is not None:
             task["seq"] += 1
@@ -208,8 +238,11 @@ class Oracle:
         calls = {n for n, c in task["calls"].items() if c["base_seq"] in gone}
         pauses = {n for n, p in task["pauses"].items() if p["base_seq"] in gone}
         assert got.calls == len(calls)
+        ids = {task["checkpoints"][s]["id"] for s in gone}
+        writes = {key for key in task["writes"] if key[0] == space and key[1] in ids}
         roots = [c["refs"] for s, c in task["checkpoints"].items() if s not in gone]
         roots += [c[f] for n, c in task["calls"].items() if n not in calls for f in ("args_refs", "result_refs")]
+        roots += [w["refs"] for key, w in task["writes"].items() if key not in writes]
         swept = task["stored"] - set(self.reach(*roots))
         # Objects that a rewritten call row has let go of wait for a sweep; one that deletes no row may leave them.
         assert got.objects in ({len(swept)} if gone else {0, len(swept)})
@@ -222,6 +255,8 @@ class Oracle:
                 del task["calls"][no]
             for no in pauses:
                 del task["pauses"][no]
+            for key in writes:
+                del task["writes"][key]
         return told
 
     def deleted(self, name: str) -> bool:
@@ -241,6 +276,7 @@ class Oracle:
             assert row is None
             assert ask("read", name) is None
             assert ask("calls", name) == ([], {})
+            assert ask("writes", name, space=None) == ([], {})
             assert ask("lease", name) is None
             return
         head = task["branches"].get(("", task["current"]), {}).get("head")
@@ -268,7 +304,8 @@ class Oracle:
         self.same_objects(bodies, *(r for c in calls for r in (c.args_refs, c.result_refs)))
         pauses = ask("pauses", name)
         assert [as_dict(p) for p in pauses] == [task["pauses"][no] for no in sorted(task["pauses"])]
-        for kept in (*calls, *pauses):
+        writes = self.verify_writes(ask, name, task, space=None)
+        for kept in (*calls, *pauses, *writes):
             kept.check(name, "row")
         lease = ask("lease", name)
         if task["lease"] is None:
@@ -276,6 +313,20 @@ class Oracle:
         else:
             got = {"guard": (lease.fence, lease.token), "state": lease.state, "live": lease.live, "presumed": lease.presumed}
             assert got == task["lease"]
+
+    def verify_writes(self, ask: Any, name: str, task: dict[str, Any], **asked: Any) -> Any:
+        """Compare what ``writes`` answers to this, and return its rows."""
+        space, ids, writer = (asked.get(word) for word in ("space", "checkpoints", "writer"))
+        want = [
+            w
+            for w in task["writes"].values()
+            if space in (None, w["space"]) and writer in (None, w["writer"]) and (ids is None or w["checkpoint"] in ids)
+        ]
+        want.sort(key=lambda w: (w["space"], w["checkpoint"], w["path"], w["writer"], w["idx"]))
+        rows, objects = ask("writes", name, **asked)
+        assert [{**as_dict(row), "seal": b""} for row in rows] == want
+        self.same_objects(objects, *(row.refs for row in rows))
+        return rows
 
     def _verify_space(self, ask: Any, name: str, task: dict[str, Any], space: str) -> None:
         mine = {s: c for s, c in task["checkpoints"].items() if c["space"] == space}
@@ -329,6 +380,7 @@ def _new_task() -> dict[str, Any]:
         "branches": {},
         "calls": {},
         "pauses": {},
+        "writes": {},
         "stored": set(),
         "lease": None,
     }

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from safepoint.errors import Conflict, LeaseHeld, UsageError
-from safepoint.model import Obj
+from safepoint.model import Obj, new_id
 from safepoint.rows import (
     BranchRow,
+    BranchWrite,
     CallRow,
     CheckpointRow,
+    Commit,
     Head,
     Image,
     Lost,
@@ -25,7 +27,7 @@ from safepoint.rows import (
     replace,
 )
 from safepoint.stores.base import Store
-from safepoint.testing.build import Writer, dump, obj, tree
+from safepoint.testing.build import Writer, dump, obj, tree, write_row
 
 __all__ = ["WholeTests", "image_of"]
 
@@ -50,7 +52,7 @@ def image_of(store: Store, task: str) -> Image:
 
 
 def _grown(store: Store, task: str = "task") -> Writer:
-    """A task with branches, a leaf, another space, calls, pauses, a pin, and what nothing reaches."""
+    """A task with branches, a leaf, another space, calls, pauses, a pin, writes, and a branch that was set back and one that was dropped."""
     chunked = store.chunked
     main = Writer(store, task)
     main.save(*(tree("a") if chunked else ()), patch=TaskPatch(agent="mail", input=b"do it", reason="why not"))
@@ -67,7 +69,23 @@ def _grown(store: Store, task: str = "task") -> Writer:
     Writer(store, task, space="ns").save(*(tree("n") if chunked else ()))
     main.save()
     store.pin(task, 2, True)
+    rows = [
+        write_row(checkpoint, tree("w")[:1] if chunked else (), writer=writer, idx=idx, space=space, path="p")
+        for space, checkpoint, writer, idx in KEYS[::-1]
+    ]
+    main.record(*rows, objects=tree("w"))
+    first = main.store.headers(task)[-1]
+    to = Head(first.seq, first.id)
+    back, gone = (Writer(store, task, branch=name) for name in ("back", "gone"))
+    for writer in (back, gone):
+        writer.save(row={"parent_seq": 1})
+        assert writer.head is not None
+        move = BranchWrite(name=writer.branch, expect=writer.head, to=to if writer is back else None)
+        store.commit(Commit(task=task, id=new_id(), branches=(move,)))
     return main
+
+
+KEYS = [("", "c", "v", -1), ("", "c", "w", 0), ("", "c", "w", 7), ("", "d", "v", 0), ("ns", "a", "\N{SNOWMAN}", 0)]
 
 
 def _calls(base: int, args: Obj | None) -> list[CallRow]:
@@ -86,14 +104,14 @@ class WholeTests:
         parts = list(store.walk("task"))
         kinds = [type(part) for part in parts]
         assert kinds[:2] == [Numbers, TaskRow]
-        order = [BranchRow, CheckpointRow, CallRow, PauseRow, Obj]
+        order = [BranchRow, CheckpointRow, CallRow, PauseRow, WriteRow, Obj]
         assert kinds[2:] == sorted(kinds[2:], key=order.index)
         assert parts[1] == store.task("task")
-        assert parts[0] == Numbers(seq=6 + 1, call=2, pause=1, line=3, position=2)
+        assert parts[0] == Numbers(seq=8 + 1, call=2, pause=1, line=5, position=2)
         rows = [part for part in parts if isinstance(part, CheckpointRow)]
-        assert [row.seq for row in rows] == [1, 2, 3, 4, 5, 6, 7]
-        assert [row.space for row in rows] == ["", "", "", "", "ns", "", ""]
-        assert [row.pinned for row in rows] == [False, True, *[False] * 5]
+        assert [row.seq for row in rows] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+        assert [row.space for row in rows] == ["", "", "", "", "ns", "", "", "", ""]
+        assert [row.pinned for row in rows] == [False, True, *[False] * 7]
         for row in rows:
             found = store.read("task", space=row.space, seq=row.seq)
             assert found is not None
@@ -101,11 +119,15 @@ class WholeTests:
             row.check("task", "")
         assert [part for part in parts if isinstance(part, CallRow)] == store.calls("task")[0]
         assert [part for part in parts if isinstance(part, PauseRow)] == store.pauses("task")
-        assert [(p.space, p.name) for p in parts if isinstance(p, BranchRow)] == [("", "main"), ("", "side"), ("ns", "main")]
+        places = [("", "back"), ("", "main"), ("", "side"), ("ns", "main")]
+        assert [(p.space, p.name) for p in parts if isinstance(p, BranchRow)] == places
+        writes = [part for part in parts if isinstance(part, WriteRow)]
+        assert [row.key for row in writes] == KEYS
+        assert sorted(writes, key=lambda row: row.key) == sorted(store.writes("task", space=None)[0], key=lambda row: row.key)
         objects = [part for part in parts if isinstance(part, Obj)]
         assert objects == sorted(objects)
         if store.chunked:
-            sent = [*tree("a"), *tree("b"), *tree("leaf"), *tree("n"), obj(b"the arguments"), *orphan]
+            sent = [*tree("a"), *tree("b"), *tree("leaf"), *tree("n"), *tree("w"), obj(b"the arguments"), *orphan]
             assert {o.name: o for o in objects} == {o.name: o for o in sent}
         else:
             assert objects == []
@@ -165,12 +187,13 @@ class WholeTests:
         image = image_of(store, "task")
         assert store.write_task(replace(image, row=replace(image.row, task="copy"))) is True
         for part in store.walk("copy"):
-            if isinstance(part, CheckpointRow | CallRow | PauseRow):
+            if isinstance(part, CheckpointRow | CallRow | PauseRow | WriteRow):
                 part.check("copy", str(part))
         assert [row.task for row in store.tasks()] == ["copy", "task"]
         found = store.read("copy")
         assert found is not None
         assert found[0].seq == 6
+        assert [row.key for row in store.writes("copy", space=None, bodies=False)[0]] == KEYS
         assert image_of(store, "task") == image
 
     def test_fences_go_on_where_those_of_the_original_ended(self, store: Store) -> None:
@@ -199,6 +222,8 @@ class WholeTests:
             lambda i: replace(i, checkpoints=(*i.checkpoints[:-1], replace(i.checkpoints[-1], label="other"))),
             lambda i: replace(i, calls=i.calls[:1]),
             lambda i: replace(i, pauses=()),
+            lambda i: replace(i, writes=i.writes[1:]),
+            lambda i: replace(i, writes=(replace(i.writes[0], path="other"), *i.writes[1:])),
             lambda i: replace(i, branches=(BranchRow("", "main", Head(2, i.checkpoints[1].id), 1), *i.branches[1:])),
         ],
     )
@@ -219,6 +244,7 @@ class WholeTests:
         main.save(*(tree("later") if store.chunked else ()))
         main.call()
         main.pause(name="later")
+        main.record(write_row("later"), write_row("c", writer="v", idx=-1, data=b"later"))
         store.release("task", grant)
         new = image_of(store, "task")
         older, newer = (replace(image, row=replace(image.row, task="copy")) for image in (old, new))
@@ -228,6 +254,7 @@ class WholeTests:
         there = image_of(store, "copy")
         assert [(r.seq, r.id, r.root) for r in there.checkpoints] == [(r.seq, r.id, r.root) for r in new.checkpoints]
         assert (there.objects, there.branches, there.numbers) == (new.objects, new.branches, new.numbers)
+        assert [(r.key, r.data) for r in there.writes] == [(r.key, r.data) for r in new.writes]
         assert dump(store, ["copy"])["copy"]["headers"][""][0].seq == main.seq
         # In its own place, and back: fewer rows, and yet no number comes a second time, nor a fence.
         assert store.write_task(old, over=new) is True
@@ -260,8 +287,8 @@ class WholeTests:
         copy = replace(copy, row=replace(copy.row, task="copy"))
         assert store.write_task(copy)
         seen = image_of(store, "copy")
-        later = replace(seen, checkpoints=(*seen.checkpoints, replace(seen.checkpoints[-1], seq=9, id="nine")))
-        Writer(store, "copy", head=seen.branches[0].head).save()
+        later = replace(seen, checkpoints=(*seen.checkpoints, replace(seen.checkpoints[-1], seq=11, id="eleven")))
+        Writer(store, "copy", head=next(b.head for b in seen.branches if b.name == "main")).save()
         before = dump(store)
         with pytest.raises(Conflict):
             store.write_task(later, over=seen)
