@@ -101,8 +101,12 @@ def take(store: Store, task: str, *, skip_damaged: bool = False) -> Taken | None
     for attempt in range(TRIES):
         again = _rows(store, task)
         if again.key() == parts.key():
-            _fetch(store, task, parts, objects)
-            break
+            if _fetch(store, task, parts, objects):
+                break
+            # What cannot be read is damage if its row is still there, and else was deleted since the walk.
+            again = _rows(store, task)
+            if again.key() == parts.key():
+                break
         parts = again
         if attempt >= PATIENT:
             cut = _cut(parts)

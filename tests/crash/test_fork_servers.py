@@ -59,7 +59,7 @@ def test_forks_among_saving_threads_lose_nothing(url: str) -> None:
     errors: list[BaseException] = []
     acknowledged: dict[str, list[int]] = {f"t{i}": [] for i in range(3)}
     stop = threading.Event()
-    forks = scale(8, 60)
+    forks = scale(8, 24)
     with safepoint.open(url, retention=Retention.keep_all(), timeout=30) as cp:
 
         def saver(task: str) -> None:

@@ -60,7 +60,7 @@ def test_agents_outlive_their_server(
 ) -> None:
     place, restart = restarting
     ledger = place.make_ledger()
-    steps, saves, restarts = scale(4, 30), scale(60, 600), scale(1, 5)
+    steps, saves, restarts = scale(4, 20), scale(60, 400), scale(1, 3)
     # Half of the agents run into their timeout, and call again; for the others the server is merely slow. Only the former have
     # transactional tools: what these have begun is rolled back with its connection, and the store cannot do it again for them.
     tasks = [f"k{i}" for i in range(6)]

@@ -1,15 +1,28 @@
 """What these tests share: each store that a behaviour concerns, and a way to leave a run as a death would."""
 
 import uuid
+from pathlib import Path
 
 import pytest
 
 import safepoint
 from tests.support import servers
 from tests.support.runs import World
+from tests.support.thinned import thin
+
+HERE = Path(__file__).parent
+THINNED = {
+    "test_agent_loop": 4, "test_calls": 4, "test_every_store": 6, "test_field_cases_servers": 3, "test_interruptions": 10,
+    "test_journal": 4, "test_keeping": 1, "test_moving": 3, "test_recovery": 4, "test_refusals": 6, "test_steps": 2,
+}  # fmt: skip
 
 STORES = ("memory", "sqlite", "file", "postgres", "redis")
 """Where the behaviours that concern every store are tried: any of "memory", "sqlite", "file", "postgres" and "redis"."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    thin(config, items, HERE, THINNED)
 
 
 def new_url(kind, folder, name="agent"):

@@ -336,6 +336,37 @@ def test_each_copy_of_a_busy_task_is_one_moment(place, a, b):
     assert not errors
 
 
+@pytest.mark.parametrize("kind", [kind for kind in STORES if kind != "file"])  # whose rows are whole documents
+def test_what_is_deleted_while_a_task_is_copied_is_no_damage(place, kind, monkeypatch):
+    """Between the walk that found the task standing still and the reading of the objects that came since the first walk."""
+    one, two = place(kind), place("memory")
+    state = State("t")
+    walks, walk = 0, one.store.walk
+
+    def save():
+        state.messages = [{"role": "user", "content": os.urandom(200).hex()} for _ in range(3)]
+        one.save(state)
+
+    def walked(task):
+        nonlocal walks
+        walks += 1
+        if walks == 2:
+            save()
+        try:
+            yield from walk(task)
+        finally:
+            if walks == 3:
+                save()
+                assert one.cleanup("t", keep_latest=1).deleted == (1, 2)
+
+    save()
+    monkeypatch.setattr(one.store, "walk", walked)
+    one.copy_to(two, "t")
+    assert walks > 3
+    assert [c.seq for c in two.list_checkpoints("t")] == [3]
+    assert two.load_latest("t").messages == state.messages
+
+
 @pytest.mark.parametrize(("a", "b"), [("memory", "sqlite"), ("sqlite", "flat"), ("flat", "memory"), *RING])
 def test_other_spaces_of_a_task_go_along(place, a, b):
     one, two = place(a), place(b)
@@ -447,7 +478,8 @@ def test_through_a_file_and_back(place, tmp_path, kind, name):
     one.export("t", file)
     assert file.read_bytes() == data, "equal exports are equal files"
     assert sorted(os.listdir(tmp_path))[0:1] != [".t"], "no temporary file is left"
-    for other in STORES if kind not in SERVERS else (kind, "memory"):
+    # Which store reads it has nothing to do with which one wrote it, nor with whether it is packed.
+    for other in STORES if kind not in SERVERS and name.endswith("safepoint") else (kind, "memory"):
         two = place(other)
         told.clear()
         done = two.import_(file, progress=told.append)

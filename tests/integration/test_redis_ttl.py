@@ -267,7 +267,7 @@ async def _latest(acp: Any) -> State:
 @pytest.mark.scaled
 @pytest.mark.parametrize("size", [1_000, 6_000_000], ids=["small", "in many parts"])
 def test_field_case_74_whatever_a_cancelled_save_wrote_is_a_save_like_any_other(size: int, url: str, raw: Any) -> None:
-    points = scale(20, 60)
+    points = scale(20, 40)
 
     async def main() -> list[int]:
         landed: list[int] = []

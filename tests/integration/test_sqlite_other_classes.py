@@ -147,7 +147,7 @@ def test_a_value_of_another_class_is_damage(lax: tuple[Path, damage.Acknowledged
     rng = random.Random(seed)
     cases = [(*column, value, every) for column in columns(path) for value in OTHERS for every in (False, True)]
     known = [case for case in cases if case[:3] in KNOWN]
-    for table, column, value, every in known + rng.sample(cases, scale(10, 100)):
+    for table, column, value, every in known + rng.sample(cases, scale(10, 40)):
         folder = tmp_path / "damaged"
         there = damage.copied(path, folder)
         few = "" if every or table in WITHOUT_ROWID else f" WHERE rowid = (SELECT max(rowid) - 2 FROM {table})"
