@@ -48,8 +48,6 @@ __all__ = ["ToolJournal", "current_call"]
 
 T = TypeVar("T")
 
-STORED = 30.0
-"""Seconds that a call waits for the checkpoint that its task runs on: a put was begun before the task was."""
 REMEMBERED = 256
 
 
@@ -387,16 +385,10 @@ class ToolJournal:
                         "Compile it without checkpointer=False.",
                     )
                 )
-            key = (place.thread, ns, id)
-            if records.node(key) is None and self.saver._node(*key) is None and not records.wait(key, STORED):
-                raise _loud(
-                    NotFound(
-                        f"checkpoint {id} of thread {place.thread!r} is not stored",
-                        f"nothing has put it for {STORED:g} s",
-                        "Look for an error of an earlier put in the log.",
-                        task=place.thread,
-                    )
-                )
+            try:
+                self.saver.wait_stored((place.thread, ns, id))
+            except SafepointError as error:
+                raise _loud(error) from error
 
     def _open(self, place: _Place) -> _Task:
         """The task's journal, read anew for each execution of it."""

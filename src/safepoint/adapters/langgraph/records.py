@@ -87,6 +87,11 @@ class Records:
             for key in [key for key in self._nodes if key[0] == thread]:
                 del self._nodes[key]
 
+    def known(self, key: Key) -> bool:
+        """Whether the outcome of a put is known."""
+        with self._changed:
+            return key in self._nodes or key in self._failed
+
     def wait(self, key: Key, seconds: float) -> bool:
         """Wait until a checkpoint is stored by this process; whether it is. Raises why its put failed."""
         until = time.monotonic() + seconds

@@ -7,8 +7,10 @@ a fork if it was asked for, and a lost update (``Conflict``) if not; see ``versi
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import logging
+import time
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, Self, TypeVar, cast
@@ -29,7 +31,7 @@ from safepoint import checkpointer
 from safepoint.adapters.langgraph import reading, removing
 from safepoint.adapters.langgraph.form import Form
 from safepoint.adapters.langgraph.reading import Where
-from safepoint.adapters.langgraph.records import Node, Records
+from safepoint.adapters.langgraph.records import Key, Node, Records
 from safepoint.adapters.langgraph.versions import Verdict, decide, next_version, origin_of
 from safepoint.aio import Offload
 from safepoint.checkpointer import Checkpointer
@@ -52,6 +54,11 @@ APART = 1 << 20
 """From this index on: regular writes that tell of an error. They must not stand in the way of what a later try writes."""
 _RUNNING = "__pregel_runtime"
 _REPLAYING = "__pregel_replay_state"
+_DURABILITY = "__pregel_durability"
+PATIENCE = 30.0
+"""Seconds to wait for a checkpoint that was to be put before what waits for it."""
+LONG = 0.05
+"""Seconds after which the store is asked: it may be one that this process has put and forgotten."""
 _KINDS = {"update": "edit", "fork": "edit"}
 
 
@@ -188,6 +195,8 @@ class SafepointSaver(BaseCheckpointSaver[Any]):
         where = Where.of(config)
         key = (where.thread, where.ns, checkpoint["id"])
         try:
+            for above in _above(where, config, metadata):
+                self.wait_stored(above)  # so that a subgraph leaves nothing behind in a run that has lost already
             self._put(config, where, checkpoint, metadata, new_versions)
         except BaseException as error:
             if origin is not None:
@@ -213,13 +222,7 @@ class SafepointSaver(BaseCheckpointSaver[Any]):
         origin = origin_of(checkpoint["channel_versions"].values())
         parent = None if parent_id is None else self._node(thread, ns, parent_id)
         if parent_id is not None and parent is None and (running or origin is not None):
-            raise NotFound(
-                f"checkpoint {parent_id} of thread {thread!r} does not exist",
-                "this one was to follow it; somebody has deleted it meanwhile",
-                "Run the graph again: it sets out from what is there now. Nothing was written.",
-                task=thread,
-                id=parent_id,
-            )
+            raise _gone(thread, parent_id)
         facts: dict[str, Any] = dict(get_checkpoint_metadata(config, metadata))
         row, packed = self._row(where, checkpoint, facts, new_versions, parent)
 
@@ -314,6 +317,20 @@ class SafepointSaver(BaseCheckpointSaver[Any]):
             refs=packed.refs,
         )
         return row, packed
+
+    def wait_stored(self, key: Key) -> None:
+        """Wait until a checkpoint is stored that some run is putting, in this process as a rule.
+
+        Raises:
+            NotFound: it does not come. Whatever its put raised.
+        """
+        pause, until = LONG, time.monotonic() + PATIENCE
+        while not self._records.wait(key, pause):
+            if self._node(*key) is not None:
+                return
+            pause *= 2
+            if time.monotonic() > until:
+                raise _gone(key[0], key[2])
 
     def _node(self, thread: str, ns: str, id: str) -> Node | None:
         """A stored checkpoint, from memory or from the store."""
@@ -483,6 +500,14 @@ class SafepointSaver(BaseCheckpointSaver[Any]):
     async def aput(
         self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata, new_versions: ChannelVersions
     ) -> RunnableConfig:
+        for above in _above(Where.of(config), config, metadata):
+            # Waited for here, and not on a thread: those may all be needed for what is waited for.
+            pause, until = 0.001, time.monotonic() + PATIENCE
+            while not self._records.known(above) and time.monotonic() < until:
+                if pause > LONG and await self._off(lambda above=above: self._node(*above)) is not None:  # type: ignore[misc]
+                    break
+                await asyncio.sleep(pause)
+                pause = min(1.0, pause * 1.5)
         return await self._off(lambda: self.put(config, checkpoint, metadata, new_versions))
 
     async def aput_writes(
@@ -525,6 +550,25 @@ class Exclusive:
 
     async def __aexit__(self, *exc: object) -> None:
         await self._saver._off(self.__exit__)
+
+
+def _above(where: Where, config: RunnableConfig, metadata: CheckpointMetadata) -> list[Key]:
+    """The checkpoints of the graphs around a subgraph that it runs under, where these are put before it or soon."""
+    given: Mapping[str, Any] = config.get("configurable", {})
+    if where.ns == "" or _RUNNING not in given or given.get(_DURABILITY) == "exit":
+        return []
+    parents = metadata.get("parents") or {}
+    return [(where.thread, ns, id) for ns, id in parents.items() if ns != where.ns]
+
+
+def _gone(thread: str, id: str) -> NotFound:
+    return NotFound(
+        f"checkpoint {id} of thread {thread!r} does not exist",
+        "this one was to follow it; somebody has deleted it meanwhile, or it was never put",
+        "Run the graph again: it sets out from what is there now. Nothing was written.",
+        task=thread,
+        id=id,
+    )
 
 
 def _on(row: CheckpointRow, branch: str) -> CheckpointRow:
