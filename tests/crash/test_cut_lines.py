@@ -151,7 +151,7 @@ def moments(groups: list[list[int]], small: int, most: int) -> list[int]:
 def test_a_line_that_breaks_is_not_noticed(fault: Fault, line: Line) -> None:
     seen, expected = line.whole
     action, way, part = fault
-    for n in moments(seen[way], 2, 9):
+    for n in moments(seen[way], 1, 9):
         when = f"{fault} at {n}"
         line.proxy.rewind()
         line.proxy.arm(action, way, n, part)

@@ -119,7 +119,7 @@ def test_what_is_damaged_is_never_taken_for_what_was_saved(template: Template, t
     assert look(damage.copied(template.path, tmp_path / "sound"), template) == template.all
     losses = 0
     seed = random.randrange(1 << 30)
-    for i in range(scale(30, 500)):
+    for i in range(scale(20, 500)):
         rng = random.Random(f"{seed} {i}")
         path = damage.copied(template.path, tmp_path / "damaged")
         spot = damage.damage(path, rng)

@@ -83,7 +83,7 @@ def test_interrupts_anywhere_leave_the_store_usable(store):
     writer.save()
     acknowledged, interrupted = 1, 0
     with interrupts(5) as disturbed:
-        for i in range(scale(400, 3000)):
+        for i in range(scale(400, 1500)):
 
             def verb(i: int = i) -> None:
                 nonlocal acknowledged
@@ -107,7 +107,7 @@ def test_interrupts_anywhere_leave_the_store_usable(store):
 def test_a_lease_that_an_interrupt_took_from_its_taker_is_nobodys(store):
     interrupted = fence = 0
     with interrupts(6) as disturbed:
-        for i in range(scale(150, 1500)):
+        for i in range(scale(150, 1000)):
             task = f"t{i % 5}"
             got: list[Any] = []
 

@@ -152,7 +152,7 @@ def carry_on(server: Server, world: World, db: str, task: str, messages: list[An
 @pytest.mark.scaled
 @pytest.mark.parametrize("point", SAVER_POINTS)
 def test_a_saver_killed_at_a_point(point: str, server: Server, saver_hits: Counter[str], db: str) -> None:
-    rounds = scale(2, 20)
+    rounds = scale(1, 20)
     for r, nth in enumerate(nth_hits(saver_hits[point], rounds)[:rounds]):
         task = f"t{r}"
         child = server.start(agents.saver, db, task, ROUNDS, SIZE, point, nth)

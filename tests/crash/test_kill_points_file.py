@@ -64,7 +64,7 @@ def test_an_agent_killed_at_a_point(point: str, server: Server, effects: Effects
 @pytest.mark.parametrize("point", SAVER_POINTS)
 def test_a_saver_killed_at_a_point(point: str, server: Server, db: str, tmp_path: Path) -> None:
     hits = server.run(agents.saver, f"file:///{tmp_path}/count", "t", ROUNDS, SIZE)
-    rounds = scale(2, 6)
+    rounds = scale(1, 6)
     for r, nth in enumerate(nth_hits(hits[point], rounds)[:rounds]):
         task = f"t{r}"
         child = server.start(agents.saver, db, task, ROUNDS, SIZE, point, nth)
@@ -106,4 +106,4 @@ def test_a_task_is_deleted_whole_or_not_at_all(point: str, server: Server, db: s
 
 @pytest.mark.scaled
 def test_killed_at_random(server: Server, effects: Effects, db: str) -> None:
-    killed_at_random_moments("process", scale(12, 160) // 2, server, effects, db)
+    killed_at_random_moments("process", scale(8, 160) // 2, server, effects, db)

@@ -22,7 +22,7 @@ KILLS_EACH = 6
 @pytest.mark.parametrize("durability", ["full", "process"])
 def test_killed_at_random_moments(durability: str, server: Server, effects: Effects, db: str) -> None:
     """Field case 2 is the half of it with durability="process": also there a kill loses nothing acknowledged."""
-    killed_at_random_moments(durability, scale(12, 300) // 2, server, effects, db)
+    killed_at_random_moments(durability, scale(8, 300) // 2, server, effects, db)
 
 
 def killed_at_random_moments(durability: str, wanted: int, server: Server, effects: Effects, db: str) -> None:

@@ -90,7 +90,7 @@ def store(url: str) -> Iterator[Store]:
 @pytest.mark.parametrize("large", [False, True], ids=["in one transaction", "in many"])
 def test_four_savers_and_two_sweepers_break_nothing(large: bool, url: str, store: Store) -> None:
     assert store.tasks() == []  # the tables are there
-    rounds, seconds = scale(40, 1500), scale(1, 10)
+    rounds, seconds = scale(40, 800), scale(1, 8)
 
     def start(script: str, *args: object) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", script, url, *map(str, args)]

@@ -86,7 +86,7 @@ def store(url: str) -> Iterator[Store]:
 
 @pytest.mark.scaled
 def test_four_savers_and_two_sweepers_break_nothing(url: str, store: Store) -> None:
-    rounds, seconds = scale(60, 2000), scale(1, 10)
+    rounds, seconds = scale(60, 1000), scale(1, 8)
 
     def start(script: str, *args: object) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", script, url, *map(str, args)]

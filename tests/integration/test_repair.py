@@ -302,7 +302,7 @@ def test_damaged_pages_are_repaired_into_a_copy(tmp_path):
     rng = random.Random(5)
     pages = list(range(1, len(data) // 8192))
     repaired = 0
-    for page in rng.sample(pages, min(scale(5, 25), len(pages))):
+    for page in rng.sample(pages, min(scale(3, 25), len(pages))):
         copy = tmp_path / f"cut-{page}.db"
         copy.write_bytes(data[: page * 8192] + bytes(8192) + data[(page + 1) * 8192 :])
         try:
@@ -327,7 +327,7 @@ def test_damaged_pages_are_repaired_into_a_copy(tmp_path):
                 for seq in seqs:
                     assert other.load(task, seq=seq).messages == want[task][seq].messages
             repaired += 1
-    assert repaired > 2
+    assert repaired >= scale(1, 3)
 
 
 def test_a_repair_killed_anywhere_leaves_the_old_or_the_new(sqlite):
