@@ -7,6 +7,7 @@ within that time; when it is over, the same object goes on. In both, what is sto
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import threading
 import time
@@ -31,7 +32,7 @@ from tests.support.wire import PROTOCOLS
 SHORT = 0.6
 """The ``timeout`` of a life in which somebody is to run into it."""
 MARGIN = 1.0
-"""By how much an error may be late: on a machine with other things to do."""
+"""By how much an error may be late, on a machine with other things to do: up to two processes for each of its cores."""
 
 Fault = tuple[str, str, str]
 """What, in which direction, at which part of the message."""
@@ -218,12 +219,17 @@ def test_a_line_that_stays_broken_is_unavailable_in_time(fault: Fault, line: Lin
         assert line.proxy.fired, when
         noticed += bool(life.unavailable)
         for what, took, error in life.unavailable:
-            assert took < SHORT + MARGIN, f"{when}: {what} took {took:.2f} s: {error}"
-        assert life.slowest[1] < SHORT + MARGIN, f"{when}: {life.slowest}"
+            assert took < in_time(), f"{when}: {what} took {took:.2f} s: {error}"
+        assert life.slowest[1] < in_time(), f"{when}: {life.slowest}"
         if action == "delay":
             time.sleep(2 * SHORT)  # what was under way arrives now
         check(line, name, life, expected, when)
     assert noticed or action in {"delay", "outage"}  # the other connections of the pool may do
+
+
+def in_time() -> float:
+    """How long a call may take. Where many wait for each core, each of the threads and processes that it goes through waits too."""
+    return SHORT + MARGIN * max(1.0, os.getloadavg()[0] / (2 * (os.cpu_count() or 1)))
 
 
 def lived(line: Line, healed: Any, late: float) -> tuple[str, Life]:
