@@ -273,7 +273,7 @@ class Odd:
     def __eq__(self, other):
         raise AssertionError
 
-    __bool__ = __eq__  # type: ignore[assignment]
+    __bool__ = __eq__
 
 
 _WORDS = ("role", "content", "type", "id", "call_id", "tool_calls", "tool_call_id", "tool_use_id", "function", "arguments", "input",
