@@ -59,14 +59,18 @@ WHERE t.task = %s AND NOT t.dropped AND c.space = %s AND c.branch = coalesce(%s,
 -- name: objects
 SELECT name, refs, data FROM {s}.sp_objects WHERE task = %s
 
+-- OFFSET 0 keeps the lookups what they are, one by one: of a table that it knows little of, or too well, the server takes all
+-- objects of the task in hand to find a few.
 -- name: reached
 WITH RECURSIVE r (name) AS (
     SELECT unnest(%s::bytea[])
     UNION
-    SELECT substr(o.refs, x, 16) FROM r JOIN {s}.sp_objects o ON o.task = %s AND o.name = r.name
-        CROSS JOIN generate_series(1, octet_length(o.refs), 16) x
+    SELECT substr(o.refs, x, 16) FROM r
+        CROSS JOIN LATERAL (SELECT p.refs FROM {s}.sp_objects p WHERE p.task = %s AND p.name = r.name OFFSET 0) o
+        CROSS JOIN LATERAL generate_series(1, octet_length(o.refs), 16) x
 )
-SELECT o.name, o.refs, o.data FROM r JOIN {s}.sp_objects o ON o.task = %s AND o.name = r.name
+SELECT o.* FROM r
+CROSS JOIN LATERAL (SELECT p.name, p.refs, p.data FROM {s}.sp_objects p WHERE p.task = %s AND p.name = r.name OFFSET 0) o
 
 -- name: lease
 SELECT l.fence, l.token, l.state, l.holder, l.process, l.acquired_at, l.presumed, NOT l.gone AND l.until > clock_timestamp(),
