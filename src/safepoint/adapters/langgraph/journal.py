@@ -404,7 +404,7 @@ class ToolJournal:
                 flow = Flow(
                     cp=cast(Any, SimpleNamespace(store=saver.store, registry=saver.form.registry)),
                     task=place.thread,
-                    guard=cast(Any, saver._records.guard(place.thread)),
+                    guard=cast(Any, saver._records.standing(place.thread)[1]),
                     presumed=0,
                     line=1,
                     caller=weakref.ref(cast(Caller, node)),

@@ -40,10 +40,11 @@ class Records:
 
     def after_fork(self) -> None:
         """A child begins with nothing: what its parent held is not its own, and a lock may have been held by a thread that it has not."""
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.RLock())
         self._nodes: OrderedDict[Key, Node] = OrderedDict()
         self._failed: OrderedDict[Key, BaseException] = OrderedDict()
         self._holds: dict[str, _Hold] = {}
+        self._turns: OrderedDict[str, int] = OrderedDict()
         self._seen: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._due: OrderedDict[str, int] = OrderedDict()
 
@@ -120,9 +121,18 @@ class Records:
 
     # -- leases that this saver holds
 
-    def guard(self, thread: str) -> Guard | None:
-        hold = self._holds.get(thread)
-        return None if hold is None or hold.grant is None else hold.grant.guard
+    def standing(self, thread: str) -> tuple[int, Guard | None]:
+        """The guard of now, and a number that tells whether it was another one at any time since."""
+        with self._changed:
+            hold = self._holds.get(thread)
+            return self._turns.get(thread, 0), None if hold is None or hold.grant is None else hold.grant.guard
+
+    def settled(self, thread: str) -> int:
+        """That number, once nobody is taking the thread or giving it back."""
+        with self._changed:
+            hold = self._holds.get(thread)
+        with nullcontext() if hold is None else hold.lock:
+            return self.standing(thread)[0]
 
     def take(self, thread: str, acquire: Callable[[], Grant]) -> Grant:
         """Hold a thread, together with whoever of this process holds it already. ``give`` has to follow."""
@@ -132,7 +142,10 @@ class Records:
         try:
             with hold.lock:
                 if hold.grant is None:
-                    hold.grant, hold.since = acquire(), time.monotonic()
+                    grant = acquire()
+                    hold.since = time.monotonic()
+                    self._turn(thread, hold, grant)
+                assert hold.grant is not None
                 return hold.grant
         except BaseException:
             self._less(thread, hold)
@@ -140,36 +153,40 @@ class Records:
 
     def give(self, thread: str, release: Callable[[Grant], None]) -> None:
         hold = self._holds[thread]
-        with hold.lock:
-            if self._less(thread, hold) and hold.grant is not None:
-                grant, hold.grant = hold.grant, None
-                release(grant)
+        with hold.lock:  # over the release, too: who takes the thread meanwhile waits for it
+            if self._less(thread, hold, last=False) and hold.grant is not None:
+                grant = hold.grant
+                try:
+                    release(grant)
+                finally:
+                    self._turn(thread, hold, None)
+            self._drop(thread, hold)
 
-    def _less(self, thread: str, hold: _Hold) -> bool:
+    def _turn(self, thread: str, hold: _Hold, grant: Grant | None) -> None:
+        with self._changed:
+            hold.grant = grant
+            self._turns[thread] = self._turns.get(thread, 0) + 1
+            self._turns.move_to_end(thread)
+            while len(self._turns) > 64 * REMEMBERED:
+                self._turns.popitem(last=False)
+
+    def _less(self, thread: str, hold: _Hold, *, last: bool = True) -> bool:
+        """One user less; whether it was the last."""
         with self._changed:
             hold.users -= 1
-            if hold.users:
-                return False
-            self._holds.pop(thread, None)
-            return True
+            if last:
+                self._drop(thread, hold)
+            return not hold.users
+
+    def _drop(self, thread: str, hold: _Hold) -> None:
+        with self._changed:
+            if not hold.users and hold.grant is None and self._holds.get(thread) is hold:
+                del self._holds[thread]
 
     def since(self, thread: str) -> float:
         """When the hold began, on this machine's clock."""
         hold = self._holds.get(thread)
         return time.monotonic() if hold is None else hold.since
-
-    def settled(self, thread: str, used: Guard | None) -> Guard | None:
-        """The guard of now, once nobody is taking the thread or giving it back.
-
-        Raises:
-            LookupError: it is the one that was used.
-        """
-        hold = self._holds.get(thread)
-        with nullcontext() if hold is None else hold.lock:
-            guard = self.guard(thread)
-        if guard == used:
-            raise LookupError(thread)
-        return guard
 
 
 class _Hold:

@@ -76,14 +76,13 @@ def _hide(saver: SafepointSaver, thread: str, refs: list[Ref], moves: Sequence[B
         rows = tuple(WriteRow(space=ns, checkpoint=id, writer=HIDDEN, idx=MARK) for ns, id in refs[start : start + MARKS])
         if not rows and not moves:
             return
-        saver.store.commit(
+        saver.commit(
             Commit(
                 task=thread,
                 id=new_id(),
                 writes=rows,
                 branches=tuple(moves) if start == 0 else (),
                 patch=TaskPatch(branch=current) if moves and start == 0 and current is not None else None,
-                guard=saver._records.guard(thread),
             )
         )
 

@@ -235,11 +235,10 @@ class SafepointSaver(BaseCheckpointSaver[Any]):
                 line=1,
                 objects=packed.new,
                 stands_on=None if parent is None else parent.head,
-                guard=self._records.guard(thread),
                 # The newest is the one to go on from, for people and tools too.
                 patch=TaskPatch(branch=branch) if ns == "" else None,
             )
-            done = self._commit(commit)
+            done = self.commit(commit)
             assert done.seq is not None
             return Node(Head(done.seq, row.id), branch, packed)
 
@@ -396,30 +395,25 @@ class SafepointSaver(BaseCheckpointSaver[Any]):
             return
         # Of two special writes of one kind in a call, the last one stands.
         unique = {row.key: row for row in rows}
-        self._commit(
+        self.commit(
             Commit(
                 task=thread,
                 id=new_id(),
                 writes=tuple(unique.values()),
                 objects=tuple(objects.values()),
                 stands_on=None if base is None or node is None else node.head,
-                guard=self._records.guard(thread),
             )
         )
 
-    def _commit(self, commit: Commit) -> Committed:
+    def commit(self, commit: Commit) -> Committed:
         """Commit as whoever holds the thread in this process. Tools take it and give it back while others put: then once more."""
         while True:
+            turn, guard = self._records.standing(commit.task)
             try:
-                return self.store.commit(commit)
+                return self.store.commit(replace(commit, guard=guard))
             except (LeaseHeld, LeaseLost):
-                try:
-                    commit = replace(commit, guard=self._records.settled(commit.task, commit.guard))
-                except LookupError:
-                    pass
-                else:
-                    continue
-                raise
+                if self._records.settled(commit.task) == turn:
+                    raise
 
     # -- removing and copying
 
@@ -460,7 +454,15 @@ class SafepointSaver(BaseCheckpointSaver[Any]):
         return self._records.take(thread, lambda: self.store.acquire(thread, holder.describe("langgraph"), steal=steal))
 
     def let_go(self, thread: str, status: str = "idle") -> None:
-        self._records.give(thread, lambda grant: self.store.release(thread, grant, TaskPatch(status=status)))
+        def release(grant: Grant) -> None:
+            try:
+                self.store.release(thread, grant, TaskPatch(status=status))
+            except SafepointError as error:
+                # What the block did is done. Another process has to find out by itself that nobody holds the thread any more.
+                log.warning("thread %s could not be given back: %s", thread, error)
+                self.store.abandon(thread, grant)
+
+        self._records.give(thread, release)
 
     # -- versions and types
 
