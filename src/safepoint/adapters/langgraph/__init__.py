@@ -8,6 +8,7 @@ graph = builder.compile(checkpointer=SafepointSaver("sqlite:///agent.db"))
 from __future__ import annotations
 
 import contextlib
+import importlib
 from importlib.metadata import PackageNotFoundError, version
 
 from safepoint.errors import MissingExtra, UsageError
@@ -15,12 +16,16 @@ from safepoint.errors import MissingExtra, UsageError
 __all__ = ["SafepointSaver", "ToolJournal", "current_call"]
 
 # What the tests have seen: from this version on, and below that one.
-_KNOWN = {"langgraph": ((1, 2), (2,)), "langgraph-checkpoint": ((4, 1), (5,)), "langchain-core": ((1,), (2,))}
+_KNOWN = {
+    "langgraph": ("langgraph.types", (1, 2), (2,)),
+    "langgraph-checkpoint": ("langgraph.checkpoint.base", (4, 1), (5,)),
+    "langchain-core": ("langchain_core.runnables", (1,), (2,)),
+}
 TESTED = "langgraph 1.2.24, langgraph-checkpoint 4.3.2, langchain-core 1.8.3"
 
 
 def _check(package: str, found: str) -> None:
-    low, high = _KNOWN[package]
+    _, low, high = _KNOWN[package]
     parts = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
     if not low <= parts < high:
         span = f">={'.'.join(map(str, low))},<{'.'.join(map(str, high))}"
@@ -36,7 +41,8 @@ def _check(package: str, found: str) -> None:
 for _package in _KNOWN:
     try:
         _found = version(_package)
-    except PackageNotFoundError as _error:
+        importlib.import_module(_KNOWN[_package][0])
+    except (PackageNotFoundError, ModuleNotFoundError) as _error:
         raise MissingExtra(
             f"the LangGraph adapter needs the package {_package}",
             "it is not installed",
