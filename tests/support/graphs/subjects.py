@@ -80,10 +80,10 @@ def open_saver(name: str, url: str, **options: Any) -> Iterator[Any]:
 
 
 @contextlib.asynccontextmanager
-async def open_async_saver(name: str, url: str) -> Any:
+async def open_async_saver(name: str, url: str, **options: Any) -> Any:
     """The saver of a name, for async use in the event loop that runs."""
     if not name.startswith("peer-"):
-        with open_saver(name, url) as made:
+        with open_saver(name, url, **options) as made:
             yield made
     elif name == "peer-sqlite":
         from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
