@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from enum import Enum
-from functools import reduce
+from functools import lru_cache, reduce
 from operator import or_
 from types import EllipsisType, NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, overload
@@ -20,7 +20,7 @@ import msgspec
 
 from safepoint.errors import RefusedType, UsageError
 
-__all__ = ["BUILTINS", "BUILTIN_NAMES", "GLOBAL", "MissingPolicy", "Registry", "register", "sdk_of", "shape_of"]
+__all__ = ["BUILTINS", "BUILTIN_NAMES", "GLOBAL", "MissingPolicy", "Registry", "register", "sdk_name", "sdk_of", "shape_of"]
 
 C = TypeVar("C", bound=type)
 
@@ -50,6 +50,21 @@ def sdk_of(where: type | str) -> str | None:
     package = module.partition(".")[0]
     types = _SDKS.get(package)
     return package if types is not None and (module == types or module.startswith(types + ".")) else None
+
+
+_SDK_PREFIXES = tuple(f"{types}." for types in _SDKS.values())
+
+
+def sdk_name(cls: type) -> str | None:
+    """The name that a class of an SDK is stored under, without parameters; None if its instances are no objects of an SDK."""
+    return _sdk_name(cls) if cls.__module__.startswith(_SDK_PREFIXES) else None
+
+
+@lru_cache(maxsize=1_000)  # asked for with each message of each save; what these modules declare does not change
+def _sdk_name(cls: Any) -> str | None:
+    if shape_of(cls) != "sdk":
+        return None
+    return _full_name((getattr(cls, "__pydantic_generic_metadata__", None) or {}).get("origin") or cls)
 
 
 def shape_of(cls: type) -> str | None:
@@ -153,8 +168,8 @@ class Registry:
 
     def name_of(self, cls: type) -> str | None:
         """The name that ``cls`` is stored under; None if it is neither registered nor trusted."""
-        if sdk_of(cls) is not None and shape_of(cls) == "sdk":
-            return _full_name((getattr(cls, "__pydantic_generic_metadata__", None) or {}).get("origin") or cls)
+        if (sdk := sdk_name(cls)) is not None:
+            return sdk
         name = self._names.get(cls) or (self._parent.name_of(cls) if self._parent else None)
         if name is None and (name := self._parametrised_name(cls) or self._trusted_name(cls)) is not None:
             self._names[cls] = name  # for speed only: what is trusted, and what a parameter is called, never changes

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from safepoint.codec.kinds import Fault, Kind, damaged, type_name, unknown_class
-from safepoint.codec.registry import Registry, sdk_of, shape_of
+from safepoint.codec.registry import Registry, sdk_name, sdk_of
 from safepoint.errors import InvalidState, MissingExtra, RefusedType
 
 __all__ = ["KNOWN", "SDK_KINDS", "wire"]
@@ -58,7 +58,7 @@ def wire(value: Any) -> Any:
         return [wire(item) for item in value]
     if cls is dict:
         return {key: wire(item) for key, item in value.items()}
-    if sdk_of(cls) is None or shape_of(cls) != "sdk":
+    if sdk_name(cls) is None:
         return value
     whole = _dump(value)
     if whole.get("type") == "message" and whole.keys() >= {"role", "content", "usage", "stop_reason"}:
@@ -79,7 +79,7 @@ def _origin(cls: Any) -> Any:
 
 
 def _is_parsed(cls: type) -> bool:
-    return str(_origin(cls).__name__).startswith("Parsed")
+    return "Parsed" in cls.__name__ and str(_origin(cls).__name__).startswith("Parsed")
 
 
 def _parsed(value: Any) -> dict[Any, Any]:
@@ -89,10 +89,10 @@ def _parsed(value: Any) -> dict[Any, Any]:
         if _is_parsed(type(value)) and (name in _PARSED or (name == "tool_calls" and not part)):
             out[name] = True
         elif isinstance(part, list):
-            inner = {i: found for i, item in enumerate(part) if shape_of(type(item)) == "sdk" and (found := _parsed(item))}
+            inner = {i: found for i, item in enumerate(part) if sdk_name(type(item)) and (found := _parsed(item))}
             if inner:
                 out[name] = inner
-        elif shape_of(type(part)) == "sdk" and (found := _parsed(part)):
+        elif sdk_name(type(part)) and (found := _parsed(part)):
             out[name] = found
     return out
 
@@ -156,7 +156,7 @@ def _same(value: Any, again: Any, path: str, aside: dict[str, Any]) -> bool:
         if cls is dict:
             return list(value) == list(again) and all(_same(v, again[k], f"{path}{k}.", {}) for k, v in value.items())
         return all(_same(v, again[i], f"{path}{i}.", aside) for i, v in enumerate(value))
-    if shape_of(cls) != "sdk":
+    if sdk_name(cls) is None:
         return cls is type(again) and bool(value == again or (cls is float and math.isnan(value) and math.isnan(again)))
     if _origin(cls) is not _origin(type(again)) or value.__pydantic_private__:
         return False
@@ -214,7 +214,7 @@ def _revive(payload: Any, name: str, registry: Registry) -> Any:
         owner = value
         for step in way:
             owner = owner[int(step)] if isinstance(owner, list) else vars(owner)[step]
-        if shape_of(type(owner)) != "sdk" or not _may_be_aside(type(owner), last):
+        if sdk_name(type(owner)) is None or not _may_be_aside(type(owner), last):
             raise damaged("not the parts of an SDK's object")
         vars(owner)[last] = part  # past pydantic's own way, which would make it one of those that are sent
     return value
@@ -233,7 +233,7 @@ def _class(name: str, registry: Registry) -> Any:
             extra=package,
         )
     cls = registry.sdk_class(name)
-    if cls is None or shape_of(cls) != "sdk":
+    if cls is None or sdk_name(cls) is None:
         raise Fault(
             RefusedType,
             f"the {package} SDK here has no class {name.partition(':')[2]!r:.80} in {module:.120}",
@@ -242,6 +242,9 @@ def _class(name: str, registry: Registry) -> Any:
         )
     check_version(package)
     return cls
+
+
+_checked: dict[str, str] = {}
 
 
 def check_version(package: str) -> None:
@@ -257,10 +260,13 @@ def check_version(package: str) -> None:
             package=package,
             version=version[:20],
         )
+    _checked[package] = version
 
 
 def _checked_reduce(value: Any, registry: Registry) -> dict[str, Any]:
-    check_version(str(sdk_of(type(value))))
+    package = type(value).__module__.partition(".")[0]
+    if getattr(sys.modules.get(package), "__version__", None) != _checked.get(package, ""):
+        check_version(package)
     return _reduce(value, registry)
 
 

@@ -35,7 +35,7 @@ from safepoint.codec.kinds import (
     key_text,
     type_name,
 )
-from safepoint.codec.registry import Registry, shape_of
+from safepoint.codec.registry import Registry, sdk_name, shape_of
 from safepoint.codec.sdk import SDK_KINDS
 from safepoint.errors import Damaged, InvalidState, NewerFormat, RefusedType, SafepointError, UsageError
 
@@ -256,7 +256,7 @@ def _tagged(value: Tagged, depth: int, registry: Registry) -> Ext:
 
 def _walker(cls: type) -> Callable[[Any, int, Registry], Any]:
     # Not kept by class: what a class can do may change while its decorators run, and classes should be free to go.
-    shape = shape_of(cls) or array_tag(cls)
+    shape = "sdk" if sdk_name(cls) is not None else shape_of(cls) or array_tag(cls)
     if shape is None:
         raise _unsupported(cls)
     return _CLASS_WALKERS[shape]
