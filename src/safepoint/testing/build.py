@@ -202,6 +202,7 @@ def dump(store: Store, tasks: Iterable[str] | None = None, spaces: Iterable[str]
     for name in names:
         headers = {space: store.headers(name, space=space) for space in spaces}
         calls, bodies = store.calls(name)
+        lease = store.lease(name)
         seen[name] = {
             "row": store.task(name),
             "branches": {space: store.branches(name, space) for space in spaces},
@@ -210,7 +211,7 @@ def dump(store: Store, tasks: Iterable[str] | None = None, spaces: Iterable[str]
             "calls": (calls, dict(bodies)),
             "pauses": store.pauses(name),
             "writes": [store.writes(name, space=space) for space in spaces],
-            "lease": store.lease(name),
+            "lease": lease and replace(lease, until=None),  # its holder renews it at any time
         }
     return seen
 
