@@ -8,11 +8,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
+from safepoint.model import now, to_us
 from safepoint.rows import Grant, Guard, Head
+from safepoint.stores import holder
 from safepoint.stores.forking import each_at_fork
 
 __all__ = ["Key", "Node", "Records"]
@@ -44,6 +46,7 @@ class Records:
         self._nodes: OrderedDict[Key, Node] = OrderedDict()
         self._failed: OrderedDict[Key, BaseException] = OrderedDict()
         self._holds: dict[str, _Hold] = {}
+        self._blocks: dict[str, dict[Any, int]] = {}
         self._turns: OrderedDict[str, int] = OrderedDict()
         self._seen: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._due: OrderedDict[str, int] = OrderedDict()
@@ -118,6 +121,27 @@ class Records:
             while len(self._due) > 1000:
                 self._due.popitem(last=False)
             return True
+
+    # -- blocks that have a thread to themselves
+
+    def shut(self, thread: str, block: Any, inside: Collection[Any]) -> None:
+        """Let nobody but ``block``, and what is in it, put to the thread; LeaseHeld if another block of this process has it."""
+        with self._changed:
+            self.admit(thread, inside)
+            self._blocks.setdefault(thread, {})[block] = to_us(now())
+
+    def open(self, thread: str, block: Any) -> None:
+        with self._changed:
+            blocks = self._blocks[thread]
+            del blocks[block]
+            if not blocks:
+                del self._blocks[thread]
+
+    def admit(self, thread: str, inside: Collection[Any]) -> None:
+        """LeaseHeld unless no block has the thread, or one that the caller is in."""
+        blocks = self._blocks.get(thread)
+        if blocks and not any(block in inside for block in blocks):
+            raise holder.lease_held(thread, holder.describe("langgraph"), min(blocks.values()))
 
     # -- leases that this saver holds
 

@@ -30,17 +30,17 @@ from langgraph.checkpoint.base import (
 from safepoint import checkpointer
 from safepoint.adapters.langgraph import reading, removing
 from safepoint.adapters.langgraph.form import Form
+from safepoint.adapters.langgraph.holding import Holding
 from safepoint.adapters.langgraph.reading import Where
 from safepoint.adapters.langgraph.records import Key, Node, Records
 from safepoint.adapters.langgraph.versions import Verdict, decide, next_version, origin_of
 from safepoint.aio import Offload
 from safepoint.checkpointer import Checkpointer
 from safepoint.codec import states
-from safepoint.errors import Conflict, LeaseHeld, LeaseLost, NotFound, SafepointError, UsageError
+from safepoint.errors import Conflict, NotFound, SafepointError, UsageError
 from safepoint.model import Retention, check_id, new_id, now, to_us
-from safepoint.rows import CheckpointRow, Commit, Committed, Grant, Head, TaskPatch, WriteRow, replace
+from safepoint.rows import CheckpointRow, Commit, Head, TaskPatch, WriteRow, replace
 from safepoint.rules.recovery import next_name
-from safepoint.stores import holder
 from safepoint.stores.base import Store
 
 __all__ = ["SafepointSaver"]
@@ -62,7 +62,7 @@ LONG = 0.05
 _KINDS = {"update": "edit", "fork": "edit"}
 
 
-class SafepointSaver(BaseCheckpointSaver[Any]):
+class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
     """Keeps the checkpoints of compiled graphs in a store of safepoint.
 
     Thread-safe, and usable from any number of graphs and event loops, and after a fork. Every method has its asynchronous twin, which
@@ -405,16 +405,6 @@ class SafepointSaver(BaseCheckpointSaver[Any]):
             )
         )
 
-    def commit(self, commit: Commit) -> Committed:
-        """Commit as whoever holds the thread in this process. Tools take it and give it back while others put: then once more."""
-        while True:
-            turn, guard = self._records.standing(commit.task)
-            try:
-                return self.store.commit(replace(commit, guard=guard))
-            except (LeaseHeld, LeaseLost):
-                if self._records.settled(commit.task) == turn:
-                    raise
-
     # -- removing and copying
 
     def delete_thread(self, thread_id: str) -> None:
@@ -438,31 +428,6 @@ class SafepointSaver(BaseCheckpointSaver[Any]):
         """Keep the newest checkpoint of each namespace only (of a subgraph's call: if the root checkpoint stays that it ran under), or,
         with ``delete``, nothing."""
         removing.prune(self, [str(thread) for thread in thread_ids], strategy)
-
-    # -- one writer
-
-    def exclusive(self, thread_id: Any, *, steal: bool = False) -> Exclusive:
-        """Hold a thread (``with`` or ``async with``): until the end of the block, only what is run through this saver can put to it.
-
-        Raises, when the block is entered:
-            LeaseHeld: somebody else holds it. A put raises LeaseLost if it was taken over.
-        """
-        return Exclusive(self, check_id(str(thread_id)), steal)
-
-    def hold(self, thread: str, *, steal: bool = False) -> Grant:
-        """Take a thread for this saver; ``let_go`` has to follow. For ``exclusive``, and for tools while they run."""
-        return self._records.take(thread, lambda: self.store.acquire(thread, holder.describe("langgraph"), steal=steal))
-
-    def let_go(self, thread: str, status: str = "idle") -> None:
-        def release(grant: Grant) -> None:
-            try:
-                self.store.release(thread, grant, TaskPatch(status=status))
-            except SafepointError as error:
-                # What the block did is done. Another process has to find out by itself that nobody holds the thread any more.
-                log.warning("thread %s could not be given back: %s", thread, error)
-                self.store.abandon(thread, grant)
-
-        self._records.give(thread, release)
 
     # -- versions and types
 
@@ -533,25 +498,6 @@ class SafepointSaver(BaseCheckpointSaver[Any]):
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         return await self._off(lambda: self.get_delta_channel_history(config=config, channels=channels))
-
-
-class Exclusive:
-    """The hold of a thread, for a block."""
-
-    def __init__(self, saver: SafepointSaver, thread: str, steal: bool) -> None:
-        self._saver, self._thread, self._steal = saver, thread, steal
-
-    def __enter__(self) -> None:
-        self._saver.hold(self._thread, steal=self._steal)
-
-    def __exit__(self, *exc: object) -> None:
-        self._saver.let_go(self._thread)
-
-    async def __aenter__(self) -> None:
-        await self._saver._off(self.__enter__)
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._saver._off(self.__exit__)
 
 
 def _above(where: Where, config: RunnableConfig, metadata: CheckpointMetadata) -> list[Key]:
