@@ -3,13 +3,14 @@
 import itertools
 from pathlib import Path
 
+import apsw
 import pytest
 
 from safepoint.rows import TaskPatch, replace
 from safepoint.stores.memory import MemoryStore
 from safepoint.stores.sqlite import SQLiteStore
 from safepoint.testing import Place, Remote, StoreContract, StoreMachine, run_machine
-from safepoint.testing.build import EVERY_BYTE, Writer, call_row, tree
+from safepoint.testing.build import EVERY_BYTE, Writer, call_row, tree, write_row
 from safepoint.testing.drive import Killed, end_processes
 from tests.support.scale import SOAK
 
@@ -77,6 +78,7 @@ def test_a_deleted_task_leaves_no_row_in_any_table(store, path, sqlite_rows):
     writer.save(*tree("a"), patch=TaskPatch(input=b"the job", agent="a"))
     writer.call()
     writer.pause()
+    writer.record(write_row("c", tree("w")[:1]), objects=tree("w"))
     Writer(store, space="ns").save(*tree("b"))
     store.release("task", store.acquire("task", b"me"))
     assert store.delete_task("task")
@@ -89,17 +91,17 @@ def test_a_commit_that_is_killed_is_whole_or_absent_in_the_file(path, sqlite_row
         try:
             task = f"task-{point}"
             writer = Writer(MemoryStore(), task)
-            commit = replace(writer.commit(*tree(task)), patch=TaskPatch(input=b"job"))
+            commit = replace(writer.commit(*tree(task)), patch=TaskPatch(input=b"job"), writes=(write_row("next"),))
             try:
                 remote.crash_during(point, "commit", commit)
             except Killed:
                 pass
-            tables = ("sp_checkpoints", "sp_objects", "sp_branches", "sp_inputs")
+            tables = ("sp_checkpoints", "sp_objects", "sp_branches", "sp_inputs", "sp_writes")
             found = [
                 sqlite_rows(path, f"SELECT count(*) FROM {t} WHERE task = (SELECT n FROM sp_tasks WHERE task = ?)", task)[0][0]
                 for t in tables
             ]
-            assert found in ([0, 0, 0, 0], [1, 3, 1, 1]), point
+            assert found in ([0, 0, 0, 0, 0], [1, 3, 1, 1, 1]), point
             assert bool(found[0]) is (remote("read", task, id=commit.id) is not None)
         finally:
             remote.close()
@@ -122,3 +124,25 @@ class SQLiteMachine(StoreMachine):
 def test_machine(tmp_path, monkeypatch):
     monkeypatch.setattr(SQLiteMachine, "folder", tmp_path, raising=False)
     run_machine(SQLiteMachine)
+
+
+def test_a_commit_of_one_write_costs_as_many_statements_as_an_intent(store):
+    """However much is recorded already; one that replaces another deletes it first."""
+    writer = Writer(store)
+    writer.save()
+
+    def statements(work):
+        seen = []
+        store._db._writer.trace_v2(
+            apsw.SQLITE_TRACE_STMT, lambda event: seen.append(event["sql"]) if not event["trigger"] else None
+        )
+        work()
+        store._db._writer.trace_v2(0, None)
+        return len(seen)
+
+    intent = statements(writer.call)
+    assert statements(lambda: writer.record(write_row("c"))) <= intent + 1
+    for i in range(30):
+        writer.record(write_row(f"c{i}"))
+    assert statements(lambda: writer.record(write_row("c", writer="another"))) <= intent + 1
+    assert statements(lambda: writer.record(write_row("c", idx=-1))) <= intent + 1

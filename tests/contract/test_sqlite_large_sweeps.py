@@ -9,10 +9,11 @@ from hypothesis import settings
 from safepoint.stores import sqlite_bigsweep, sqlite_sweep
 from safepoint.testing import Place, Remote, StoreMachine, run_machine
 from safepoint.testing.removal import RemovalTests
+from safepoint.testing.writes import WriteTests
 from tests.support.sweeping import always_large
 
 
-class TestRemovalInManySteps(RemovalTests):
+class TestRemovalInManySteps(RemovalTests, WriteTests):
     @pytest.fixture
     def store(self, tmp_path, monkeypatch):
         for module, name in ((sqlite_sweep, "LARGE"), *((sqlite_bigsweep, n) for n in ("PAGE", "ROWS", "OBJECTS", "PAUSE"))):

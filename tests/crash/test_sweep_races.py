@@ -15,10 +15,15 @@ from tests.support.scale import scale
 SAVER = """
 import random, sys
 from safepoint.stores.sqlite import SQLiteStore
-from safepoint.testing.build import Writer, obj
+from safepoint.testing.build import Writer, obj, write_row
 
 store, name, rounds = SQLiteStore(sys.argv[1], durability="process"), sys.argv[2], int(sys.argv[3])
 rng, writer, items, checked = random.Random(name), Writer(store, "task", branch=name), [], 0
+
+def whole(checkpoint, note):
+    rows, objects = store.writes("task", checkpoints=[checkpoint])
+    return rows[0].refs == note.name and {note.name, *(note.refs[i : i + 16] for i in range(0, len(note.refs), 16))} <= set(objects)
+
 for i in range(rounds):
     # Words of a small common stock: what one branch drops and a sweep takes, another sends again at the same time.
     items = [*items[-6:], obj(b"word %d" % rng.randrange(40))]
@@ -30,13 +35,30 @@ for i in range(rounds):
     missing = {page.name, *(o.name for o in items)} - set(objects)
     if missing:
         sys.exit(f"{len(missing)} objects of {writer.seq} are missing")
+    # What an adapter records, against this checkpoint and one that never comes: it shares words, and the special one is replaced.
+    if i and not whole("never " + name, note):
+        sys.exit("objects of a write are missing some time after it")
+    words = [obj(b"only in notes %d" % rng.randrange(40)) for _ in range(3)]
+    note = obj(b"note %d" % i, *items[-2:], *words)
+    sent = [note, *words]
+    writer.record(
+        write_row(writer.head.id, [note], writer="w"),
+        write_row("never " + name, [note], writer="w", idx=-1),
+        objects=sent,
+        stands_on=writer.head,
+    )
+    if not whole("never " + name, note):
+        sys.exit("objects of a write are missing")
 print("ok")
 """
 
 SWEEPER = """
 import sys, time
+from safepoint.stores import sqlite_bigsweep, sqlite_sweep
 from safepoint.stores.sqlite import SQLiteStore
 
+if sys.argv[3] == "in many":
+    sqlite_sweep.LARGE, sqlite_bigsweep.ROWS, sqlite_bigsweep.OBJECTS = -1, 8, 8
 store, swept = SQLiteStore(sys.argv[1], durability="process"), 0
 # The time begins when there is something to sweep: on a busy machine the savers may take long to start.
 given_up = time.monotonic() + 60
@@ -60,7 +82,7 @@ def test_four_savers_and_two_sweepers_break_nothing(tmp_path):
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     savers = [start(SAVER, f"b{i}", rounds) for i in range(4)]
-    sweepers = [start(SWEEPER, seconds) for _ in range(2)]
+    sweepers = [start(SWEEPER, seconds, how) for how in ("in one transaction", "in many")]
     said = [process.communicate() for process in (*savers, *sweepers)]
     assert [out.strip() for out, _ in said[:4]] == ["ok"] * 4, [err[-500:] for _, err in said]
     assert sum(int(out) for out, _ in said[4:]) > 0
@@ -69,6 +91,13 @@ def test_four_savers_and_two_sweepers_break_nothing(tmp_path):
         row, objects = store.read("task", branch=branch.name) or pytest.fail("a head is gone")
         assert all(objects[name].refs[i : i + 16] in objects for name in objects for i in range(0, len(objects[name].refs), 16))
         assert row.refs in objects
+    writes, objects = store.writes("task")
+    assert {row.checkpoint for row in writes} >= {f"never b{i}" for i in range(4)}
+    assert all(row.refs in objects for row in writes)
+    assert all(obj.refs[i : i + 16] in objects for obj in objects.values() for i in range(0, len(obj.refs), 16))
+    # A write goes with its checkpoint, and with nothing else.
+    ids = {row.id for row in store.headers("task")}
+    assert {row.checkpoint for row in writes if not row.checkpoint.startswith("never ")} <= ids
     store.close()
 
 

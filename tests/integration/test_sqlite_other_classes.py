@@ -21,7 +21,7 @@ from tests.support import damage
 from tests.support.scale import scale
 
 TABLES = (
-    "sp_tasks", "sp_inputs", "sp_checkpoints", "sp_branches", "sp_objects", "sp_calls", "sp_pauses", "sp_leases", "sp_meta",
+    "sp_tasks", "sp_inputs", "sp_checkpoints", "sp_branches", "sp_objects", "sp_calls", "sp_pauses", "sp_writes", "sp_leases", "sp_meta",
 )  # fmt: skip
 OTHERS: tuple[Any, ...] = (None, 0.5, float("inf"), 7, 1 << 62, "other", b"other")
 WITHOUT_ROWID = ("sp_meta", "sp_branches", "sp_leases")
@@ -35,6 +35,8 @@ KNOWN = (
     ("sp_branches", "head_seq", None),
     ("sp_objects", "refs", 7),
     ("sp_tasks", "next_seq", 7),
+    ("sp_writes", "refs", 7),
+    ("sp_writes", "checkpoint", None),
 )
 """What was once answered with a TypeError or the like."""
 
@@ -111,6 +113,7 @@ def ask(path: Path, done: damage.Acknowledged, folder: Path) -> None:
         attempt(cp.pauses, TASK, status=None)
         attempt(cp.calls, TASK, status="in_doubt")
         attempt(cp.diff, TASK, 2, 3)
+        attempt(cp.store.writes, TASK, space=None)
         attempt(cp.verify)
         attempt(cp.verify, TASK)
         attempt(cp.cleanup, TASK, dry_run=True)

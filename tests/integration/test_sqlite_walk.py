@@ -10,9 +10,9 @@ import pytest
 from safepoint import _probe
 from safepoint.errors import Conflict, Damaged, Unavailable
 from safepoint.model import Obj
-from safepoint.rows import BranchRow, CallRow, CheckpointRow, Lost, Numbers, PauseRow, TaskRow, replace
+from safepoint.rows import BranchRow, CallRow, CheckpointRow, Lost, Numbers, PauseRow, TaskRow, WriteRow, replace
 from safepoint.stores.sqlite import SQLiteStore
-from safepoint.testing.build import Writer, call_row, obj, pause_row
+from safepoint.testing.build import Writer, call_row, obj, pause_row, write_row
 from safepoint.testing.whole import image_of
 from tests.support.scale import scale
 
@@ -36,6 +36,7 @@ def sound(tmp_path_factory):
             writer.save(*body, row={"step": i, "root": rng.randbytes(rng.choice([50, 600, 12_000]))})
             calls = [call_row(writer.seq, step=i, args=rng.randbytes(300)) for _ in range(3)]
             writer.write(*calls, pause_row(writer.seq, step=i, question=rng.randbytes(400)))
+            writer.record(*(write_row(f"{rng.random()}", writer=f"w{k}" * 20, data=rng.randbytes(200)) for k in range(3)))
     for i in range(150):
         Writer(store, "one", branch=f"side-{i:03}" + "x" * 60).save(row={"parent_seq": 1})
     parts = {name: list(store.walk(name)) for name in ("one", "two")}
@@ -52,6 +53,8 @@ def mark(part):
         return "object", part.name
     if isinstance(part, BranchRow):
         return "branch", part.name
+    if isinstance(part, WriteRow):
+        return "write", part.key
     return type(part).__name__, ""
 
 
@@ -62,6 +65,8 @@ def covers(lost, kind, key):
         return lost.name in (key, b"")
     if kind == "branch":
         return True
+    if kind == "write":
+        return lost.key in (key, None)
     return lost.first is not None and lost.first <= key and (lost.last is None or key <= lost.last)
 
 
@@ -107,7 +112,7 @@ def test_every_page_in_turn_is_cut_out(sound, tmp_path):
                     if isinstance(part, CheckpointRow):
                         assert part.seal == was[mark(part)].seal
                     else:
-                        assert isinstance(part, Obj | CallRow | PauseRow | TaskRow), part
+                        assert isinstance(part, Obj | CallRow | PauseRow | TaskRow | WriteRow), part
         finally:
             store.close()
             copy.unlink()
@@ -159,7 +164,7 @@ def test_a_row_of_a_task_that_was_deleted_by_hand_is_missed_and_the_rest_is_foun
     assert list(store.walk("three")) == []
     strays = store.strays()
     assert {stray.where.partition(",")[0] for stray in strays} == {
-        "sp_objects", "sp_checkpoints", "sp_calls", "sp_pauses", "sp_branches",
+        "sp_objects", "sp_checkpoints", "sp_calls", "sp_pauses", "sp_branches", "sp_writes",
     }  # fmt: skip
     assert all(stray.first == 2 for stray in strays)
     store.close()

@@ -15,7 +15,7 @@ import safepoint
 from safepoint import Retention, State
 from safepoint.model import new_id
 from safepoint.rows import CallWrite, Commit, PauseWrite
-from safepoint.testing.build import call_row, pause_row
+from safepoint.testing.build import call_row, obj, pause_row, write_row
 from tests.support.children import tell
 
 TASKS = ("one", "two", "three")
@@ -50,6 +50,10 @@ def fill(path: str, *, close: bool = True) -> Acknowledged:
             if i == 4:
                 pause = pause_row(seq, step=i, question=b"\xa1?")
                 cp.store.commit(Commit(task=task, id=new_id(), pauses=(PauseWrite(pause),)))
+            if i % 4 == 2:
+                body = obj(f"{task} {i}".encode())
+                rows = tuple(write_row(f"c{i}", [body], writer=f"w{k}", data=b"\x80") for k in range(2))
+                cp.store.commit(Commit(task=task, id=new_id(), writes=rows, objects=(body,)))
     if not close:
         tell("filled", done)
         while True:

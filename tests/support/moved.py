@@ -91,7 +91,8 @@ def rich(cp: Any, task: str, *, steps: int = 7) -> None:
 
 def written(cp: Any, task: str, checkpoint: str, *, space: str = "", rows: int = 1, shared: str = "") -> None:
     """Record values against a checkpoint, as an adapter does."""
-    found, objects = [], []
+    found: list[WriteRow] = []
+    objects: list[Any] = []
     for idx in range(-1, rows - 1):
         value = {
             "values": [["channel", {"big": "w" * 700 + shared, "at": datetime(2026, 1, 1, tzinfo=UTC), "idx": 2**70 + idx}]]

@@ -49,7 +49,7 @@ def rows(path: Where, sql: str, *args: Any) -> list[tuple[Any, ...]]:
         conn.close()
 
 
-TABLES = ("sp_tasks", "sp_checkpoints", "sp_branches", "sp_calls", "sp_pauses", "sp_objects", "sp_leases")
+TABLES = ("sp_tasks", "sp_checkpoints", "sp_branches", "sp_calls", "sp_pauses", "sp_writes", "sp_objects", "sp_leases")
 
 
 def everything(path: Where) -> dict[str, Any]:

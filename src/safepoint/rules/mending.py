@@ -142,6 +142,7 @@ def mend(audit: Audit, walk: Callable[[], Iterable[Part]], at: int, older: int |
                     needed = audit.reach(roots([*rows, *calls, *writes]))
                 if part.name in needed and part.name not in audit.bad_objects:
                     objects[part.name] = part
+    found.writes = sorted({*found.writes, *audit.bad_writes})
     _place(audit, found, rows, sealed, calls, branches, at, older)
     found.image = replace(
         found.image,
