@@ -32,6 +32,7 @@ __all__ = ["Base", "Form", "Loaded"]
 PART: Final = "langgraph"
 _APART: Final = frozenset({"id", "channel_values"})
 _FEW: Final = 8
+_PLAIN_PARTS: Final = frozenset({"v", "ts", "channel_versions", "versions_seen", "updated_channels"})
 _PARTS: Final = ("channel_versions", "versions_seen")
 _PLACE: Final = re.compile(r"(agent_state|write)\['([^']*)'\](\[\d+\])?(.*)", re.DOTALL)
 _IN_FIELDS: Final = re.compile(r"^\['(?:fields|extra|private)'\]\['(\w+)'\]")
@@ -56,6 +57,8 @@ class Loaded:
             )
         metadata = parts.part("metadata")
         self.metadata: dict[str, Any] = metadata if type(metadata) is dict else {}
+        for key in own.keys() - _PLAIN_PARTS:  # such as the ``pending_sends`` of earlier versions
+            own[key] = unwrapped_value(own[key], f"{parts.at}: {key}")
         self.checkpoint: dict[str, Any] = {**own, "id": checkpoint_id, "channel_values": Channels(parts)}
         self._versions = dict(own["channel_versions"])  # the caller may change the one in the checkpoint
         self._parts = parts
@@ -138,7 +141,11 @@ class Form:
                 raise RefusedType(
                     "a channel has a name that is no text", "", "Use str without lone surrogates", type="key", path=""
                 )
-        own = {key: value for key, value in checkpoint.items() if key not in _APART}
+        own = {
+            key: value if key in _PLAIN_PARTS else wrapped_value(value, self.registry, careful=True)
+            for key, value in checkpoint.items()
+            if key not in _APART
+        }
         own["channel_versions"] = versions
         own["versions_seen"] = {node: _bare_versions(seen) for node, seen in checkpoint["versions_seen"].items()}
         metadata = dict(metadata or {})
