@@ -543,3 +543,27 @@ def test_a_sync_stream_in_an_async_run_and_an_async_one_in_a_sync_run(tmp_path):
         for _ in run.stream(async_words):
             break
         run.save()
+
+
+def test_a_source_that_is_not_at_its_end_is_closed_when_the_call_fails():
+    closed: list[int] = []
+
+    @model(name="odd words")
+    async def odd_words() -> AsyncIterator[Any]:
+        try:
+            yield "a chunk that nobody knows"
+            yield "and one more"
+        finally:
+            await asyncio.sleep(0)
+            closed.append(1)
+
+    async def main() -> None:
+        async with safepoint.open_async("memory://") as acp, acp.resume("t") as run:
+            stream = run.stream(odd_words)
+            with pytest.raises(CallFailed, match="collect="):
+                await anext(stream)
+            assert closed == [1]
+            with pytest.raises(CallFailed):
+                await stream.reply()
+
+    run_async(main())
