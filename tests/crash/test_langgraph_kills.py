@@ -140,7 +140,7 @@ def test_graphs_killed_at_points(store: str, ground: Ground) -> None:
         ours, theirs = 0, 0
         hits = ground.hits("graph", store, mode, durability)
         tried = [(point, nth) for point in POINTS for nth in picks(rng, hits[point])]
-        for point, nth in rng.sample(tried, min(len(tried), scale(1, 4))):
+        for point, nth in rng.sample(tried, min(len(tried), scale(1, 3))):
             ours += runs_again(ground.killed_at("graph", store, mode, durability, point, nth))
             theirs += runs_again(ground.killed_at("graph", PEERS[store], mode, durability, point, nth))
         assert ours <= theirs + SLACK[durability], (mode, durability, ours, theirs)
@@ -161,7 +161,7 @@ def test_agents_killed_at_points(store: str, ground: Ground) -> None:
     for mode, durability in rng.sample(ways, scale(2 if store == "sqlite" else 1, len(ways))):
         hits = ground.hits("agent", store, mode, durability)
         tried = [(point, nth) for point in (*POINTS, *TOOL_POINTS) for nth in picks(rng, hits[point])]
-        for point, nth in rng.sample(tried, scale(2 if store == "sqlite" else 1, 8 if store == "sqlite" else 5)):
+        for point, nth in rng.sample(tried, scale(2 if store == "sqlite" else 1, 7 if store == "sqlite" else 4)):
             world = ground.killed_at("agent", store, mode, durability, point, nth)
             assert not sent_again(world), (mode, durability, point, nth)
     # After the last call of a round's effect, with nothing stored of it.

@@ -190,9 +190,9 @@ def judged(race: Race, outcomes: list[Outcome], seen: tuple[list[str], list[list
     if wrong := [one.error for one in lost if one.error != "Conflict"]:
         return f"errors other than Conflict: {wrong}"
     if not done:
-        # A subgraph that remembers is a second place to meet: whoever came first to one may come second to the other.
-        both = race.kind == "stateful subgraph" and not (race.gated and race.durability == "sync")
-        return "" if both else "nobody won"
+        # A subgraph that remembers is a second place to meet: who loaded the graph between two puts of the other, and so won there,
+        # may have loaded the subgraph before the other put to it.
+        return "" if race.kind == "stateful subgraph" and not race.gated else "nobody won"
     if race.kind in FORKS and race.durability != "exit":
         # Neither is lost: each result is a state that can be gone on with.
         return "" if len(done) == 2 and all(one.items in history for one in done) else f"a fork is lost: {done}"
@@ -210,8 +210,7 @@ def judged(race: Race, outcomes: list[Outcome], seen: tuple[list[str], list[list
         if final != done[0].items:
             return f"{done[0].items} was returned, and the state is {final}"
         # (In a subgraph, which the gate is not at, it may have come first, and the winner has gone on from there.)
-        met = race.kind == "stateful subgraph" and race.durability != "sync"
-        met |= race.kind == "resume in subgraph" and "ask" not in done[0].ran
+        met = race.kind == "resume in subgraph" and "ask" not in done[0].ran
         if not met and (strange := [items for items in history if any(item.startswith(lost[0].tag) for item in items)]):
             return f"the loser's work is in the history: {strange}"
     late = [one.late for one in lost]
