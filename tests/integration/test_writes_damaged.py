@@ -154,3 +154,29 @@ def moved_threads(cp: Any) -> Any:
     from tests.integration.test_moving import threaded
 
     return threaded(cp, "v")
+
+
+def test_a_repair_in_place_undoes_nothing_that_came_meanwhile(cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit of writes, or one that moves a branch, gives out no number by which it would be seen."""
+    from safepoint import Conflict, integrity
+    from safepoint.model import new_id
+    from safepoint.rows import BranchWrite, Commit, Head
+
+    changed(cp, "UPDATE sp_writes SET path = 'q' WHERE task = 1 AND idx = 0")
+    mend, rows = integrity.mend, cp.store.headers("t")
+    move = BranchWrite(name="main", expect=Head(3, rows[0].id), to=Head(2, rows[1].id))
+
+    def meanwhile(*args: Any) -> Any:
+        found = mend(*args)
+        cp.store.commit(Commit(task="t", id=new_id(), branches=(move,)))
+        return found
+
+    monkeypatch.setattr(integrity, "mend", meanwhile)
+    with pytest.raises(Conflict):
+        cp.repair("t", in_place=True)
+    assert [b.head.seq for b in cp.store.branches("t")] == [2]
+    monkeypatch.undo()
+    cp.repair("t", in_place=True)
+    assert cp.verify("t").ok
+    assert keys(cp) == KEYS[1:]
+    assert [b.head.seq for b in cp.store.branches("t")] == [2]

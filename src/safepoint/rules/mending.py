@@ -230,8 +230,6 @@ def _place(
             kept.append(branch)
             continue
         mine = [r for r in rows if (r.space, r.branch) == (branch.space, branch.name) and r.kind != "failure"]
-        if head is None and branch.head.seq:  # what came after it was let go of when the branch was set back
-            mine = [r for r in mine if r.seq < branch.head.seq]
         if whole:
             kept.append(branch)
         elif mine:

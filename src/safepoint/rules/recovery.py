@@ -69,12 +69,10 @@ def lineage(rows: Iterable[CheckpointRow], branches: Iterable[BranchRow], curren
     while name is not None and name not in done:
         done.add(name)
         branch = known.get(name)
-        # One that was set back may stand at a checkpoint of another branch, and some of its own lie beyond.
-        end = branch.head.seq if upto is None and branch is not None else upto
-        own = [r.seq for r in mine.get(name, ()) if end is None or r.seq <= end]
-        if upto is None and end is not None and end not in own:
-            own = sorted([*own, end], reverse=True)
-        found += [seq for seq in own if seq not in found[-1:]]
+        own = [r.seq for r in mine.get(name, ()) if upto is None or r.seq <= upto]
+        if upto is None and branch is not None and branch.head.seq not in own:
+            own = sorted([*own, branch.head.seq], reverse=True)
+        found += [seq for seq in own if seq not in found[-1:]]  # a branch that was set back may stand at its fork point
         upto = branch.forked_from if branch is not None else at[own[-1]].parent_seq if own else None
         if upto is None:
             break

@@ -73,7 +73,9 @@ class Mends:
                 made = [row.sealed(task) for row in put]
                 # Numbers that repair itself gave out are not there yet.
                 seq, _, _, line, position = conn.rows(_NUMBERS, (n,))[0]
-                if seq != before.seq - len(made) or line > before.line or position != before.position:
+                # A commit of writes or of branches alone moves none of them.
+                same = conn.rows("SELECT updated_at FROM sp_tasks WHERE n = ?", (n,)) == [(image.row.updated_at,)]
+                if seq != before.seq - len(made) or line > before.line or position != before.position or not same:
                     raise refusals.stale(task)
                 for aside in gone:
                     moved += _aside(conn, task, n, aside)
