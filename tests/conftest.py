@@ -17,7 +17,7 @@ from tests.support.scale import SOAK
 # Where CI is set, Hypothesis would draw the same examples in every run and in every try.
 _common = settings(deadline=None, derandomize=False, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("small", _common, max_examples=50, stateful_step_count=30)
-settings.register_profile("soak", _common, max_examples=400, stateful_step_count=60)
+settings.register_profile("soak", _common, max_examples=250, stateful_step_count=60)
 settings.load_profile("soak" if SOAK else "small")
 
 # Inherited by the processes that tests start. The first would hide a missing flush in them, the second makes each start-up

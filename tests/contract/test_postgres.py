@@ -13,7 +13,7 @@ from tests.support.scale import SOAK, scale
 from tests.support.servers import done_with, fresh_postgres_url, shared_postgres
 
 # Fewer lives than in memory, which looks for all that needs no crash: a step asks a server, from a process of its own.
-LIVES = settings(max_examples=scale(30, 100), stateful_step_count=scale(60, 120))
+LIVES = settings(max_examples=scale(30, 60), stateful_step_count=scale(60, 120))
 
 
 class TestPostgres(StoreContract):

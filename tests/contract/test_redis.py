@@ -10,7 +10,7 @@ from tests.support.scale import SOAK, scale
 from tests.support.servers import fresh_redis_url
 
 # Fewer lives than in memory, which looks for all that needs no crash: a step asks a server, from a process of its own.
-LIVES = settings(max_examples=scale(30, 120), stateful_step_count=scale(60, 120))
+LIVES = settings(max_examples=scale(30, 80), stateful_step_count=scale(60, 120))
 
 
 class TestRedis(StoreContract):

@@ -18,7 +18,7 @@ def fresh_cluster_url():
 
 
 # Fewer lives than in memory, which looks for all that needs no crash: a step asks a server, from a process of its own.
-LIVES = settings(max_examples=scale(20, 50), stateful_step_count=scale(60, 120))
+LIVES = settings(max_examples=scale(20, 30), stateful_step_count=scale(60, 120))
 
 
 class TestRedisCluster(StoreContract):

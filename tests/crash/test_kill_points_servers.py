@@ -95,7 +95,7 @@ def test_an_agent_killed_at_a_point(
 ) -> None:
     kind = request.node.callspec.params["db"]
     hits = hits_of("agent", kind, server, effects, tmp_path)
-    rounds = scale(1, 2 if kind == "cluster" else 4)
+    rounds = scale(1, 2 if kind == "cluster" else 3)
     # Not the very last: how often a request is made anew differs from run to run, as calls are made beside each other.
     assert hits[point]
     spread = nth_hits(max(1, hits[point] * 8 // 10), rounds + 1)[1:]
@@ -120,7 +120,7 @@ def test_a_saver_killed_at_a_point(
 ) -> None:
     kind = request.node.callspec.params["db"]
     hits = hits_of("saver", kind, server, effects, tmp_path)
-    rounds = scale(1, 2 if kind == "cluster" else 4)
+    rounds = scale(1, 2 if kind == "cluster" else 3)
     for r, nth in enumerate(nth_hits(hits[point], rounds + 1)[1 : rounds + 1]):
         task = f"t{r}"
         child = server.start(agents.saver, db, task, ROUNDS, SIZE, point, nth)

@@ -141,7 +141,7 @@ def test_an_export_killed_leaves_the_file_that_was_there(server: Server, source:
 @pytest.mark.parametrize("to", ["sqlite", "file", *SERVERS])
 def test_copies_killed_at_any_moment(server: Server, source: str, wanted: dict[str, Any], tmp_path: Path, to: str) -> None:
     rng = random.Random(3)
-    for n in range(scale(3 if to in {"sqlite", "file"} else 2, 25)):
+    for n in range(scale(3 if to in {"sqlite", "file"} else 2, 10)):
         folder = tmp_path / str(n)
         folder.mkdir()
         with place(to, folder) as made:

@@ -35,7 +35,7 @@ SEEN: Counter[str] = Counter()
 @pytest.mark.parametrize("part", range(4))
 def test_what_the_plan_says_is_what_happens(part: int, server: Server, effects: Effects, db: str) -> None:
     base = int(os.environ.get("SAFEPOINT_SEED", "0")) or int.from_bytes(os.urandom(4), "big")
-    for n in range((scale(12, 200) if raw.kind_of(db) == "sqlite" else scale(8, 32)) // 4):
+    for n in range((scale(12, 200) if raw.kind_of(db) == "sqlite" else scale(8, 20)) // 4):
         seed = f"{base}.{part}.{n}"
         world = effects.world()
         try:

@@ -300,7 +300,7 @@ def begin(children: list[Child]) -> None:
 
 @pytest.mark.scaled
 def test_sixteen_processes_save_sixteen_tasks(server: Server, db: str) -> None:
-    count = scale(20, 200)
+    count = scale(20, 80 if clocked(db) else 200)
     children = [server.start(races.alone, db, f"t{i}", count) for i in range(16)]
     begin(children)
     for i, child in enumerate(children):
@@ -311,7 +311,7 @@ def test_sixteen_processes_save_sixteen_tasks(server: Server, db: str) -> None:
 
 @pytest.mark.scaled
 def test_eight_processes_save_one_task(server: Server, db: str) -> None:
-    count = scale(20, 200)
+    count = scale(20, 80 if clocked(db) else 200)
     children = [server.start(races.together, db, "t", count) for _ in range(8)]
     begin(children)
     # Anything but a Conflict would have been raised.
@@ -327,7 +327,7 @@ def test_eight_processes_save_one_task(server: Server, db: str) -> None:
 @pytest.mark.scaled
 def test_savers_and_sweepers_of_one_task(server: Server, db: str) -> None:
     """Objects that one save lets go of come back in another, staged or not, while two processes sweep: all can be loaded."""
-    count = scale(60, 600)
+    count = scale(60, 200 if clocked(db) else 600)
     savers = [server.start(races.replacing, db, "t", count, i) for i in range(4)]
     sweepers = [server.start(races.sweeping, db, "t") for _ in range(2)]
     begin([*savers, *sweepers])

@@ -35,7 +35,7 @@ def test_each_effect_of_a_step_and_of_a_resource_happens_once(
 
 def killed_at_each_point(how: str, store: str, server: Server, effects: Effects, begun: Callable[[int], str]) -> None:
     whole, points = server.run(stepped.live, begun(0), effects.world(), how)
-    rounds = min(scale(4 if store in {"sqlite", "file"} else 2, 60), points)
+    rounds = min(scale(4 if store in {"sqlite", "file"} else 2, 60 if store == "sqlite" else 24), points)
     for nth in sorted({1 + (points - 1) * r // (rounds - 1) for r in range(rounds)}):
         url, world = begun(nth), effects.world()
         child = server.start(stepped.live, url, world, how, nth)

@@ -315,7 +315,7 @@ def test_a_store_in_use_is_sound(cp):
     for thread in threads:
         thread.start()
     try:
-        for _ in range(scale(20, 150)):
+        for _ in range(scale(20, 80)):
             found = cp.verify()
             assert found.ok, str(found)
     finally:
