@@ -15,7 +15,7 @@ from safepoint.adapters.langgraph.records import Node
 from safepoint.adapters.langgraph.versions import Origin, marked
 from safepoint.codec import states
 from safepoint.errors import Damaged, InvalidState, SafepointError, UsageError
-from safepoint.model import Obj
+from safepoint.model import Obj, check_id
 from safepoint.rows import CheckpointRow, Head, WriteRow
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ class Where:
                 "Give one: graph.invoke(input, {'configurable': {'thread_id': '…'}}).",
             )
         given = named["thread_id"]
-        return cls(str(given), named.get("checkpoint_ns", "") or "", named.get("checkpoint_id") or None, given)
+        return cls(
+            check_id(str(given), "thread_id"), named.get("checkpoint_ns", "") or "", named.get("checkpoint_id") or None, given
+        )
 
     def config(self, id: str, ns: str | None = None) -> RunnableConfig:
         return {

@@ -10,8 +10,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+from safepoint.adapters.langgraph.versions import moment
+from safepoint.errors import SafepointError
 from safepoint.model import now, to_us
 from safepoint.rows import Grant, Guard, Head
 from safepoint.stores import holder
@@ -46,6 +48,8 @@ class Records:
         self._nodes: OrderedDict[Key, Node] = OrderedDict()
         self._failed: OrderedDict[Key, BaseException] = OrderedDict()
         self._holds: dict[str, _Hold] = {}
+        self._doubts: OrderedDict[str, tuple[int, SafepointError]] = OrderedDict()
+        self._doubtful: OrderedDict[tuple[str, str], SafepointError] = OrderedDict()
         self._blocks: dict[str, dict[Any, int]] = {}
         self._turns: OrderedDict[str, int] = OrderedDict()
         self._seen: OrderedDict[tuple[str, str], None] = OrderedDict()
@@ -108,6 +112,31 @@ class Records:
                     return False
                 self._changed.wait(left)
             return True
+
+    # -- calls of which nobody knows whether they happened
+
+    def doubt(self, thread: str, task: str, error: SafepointError) -> None:
+        """A task of a run has come upon one. Whatever the node makes of the error, the run puts nothing more."""
+        with self._changed:
+            self._doubts[thread] = (moment(), error)
+            self._doubts.move_to_end(thread)
+            self._doubtful[thread, task] = error
+            for table in (self._doubts, self._doubtful):
+                while len(table) > 64 * REMEMBERED:
+                    cast(OrderedDict[Any, Any], table).popitem(last=False)
+
+    def settle(self, thread: str, task: str) -> None:
+        """The task is done anew: in another run, or by a retry."""
+        with self._changed:
+            self._doubtful.pop((thread, task), None)
+
+    def refuse_doubtful(self, thread: str, *, born: int | None = None, task: str | None = None) -> None:
+        """Raise that error for a put of the same run, and for writes of the same task."""
+        found = self._doubtful.get((thread, task)) if task is not None else None
+        if born is not None and thread in self._doubts and self._doubts[thread][0] >= born:
+            found = self._doubts[thread][1]
+        if found is not None:
+            raise found
 
     # -- retention
 

@@ -195,6 +195,7 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
         where = Where.of(config)
         key = (where.thread, where.ns, checkpoint["id"])
         try:
+            self._records.refuse_doubtful(where.thread, born=None if origin is None else origin.born)
             for above in _above(where, config, metadata):
                 self.wait_stored(above)  # so that a subgraph leaves nothing behind in a run that has lost already
             self._put(config, where, checkpoint, metadata, new_versions)
@@ -215,7 +216,7 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> None:
-        thread, ns = check_id(where.thread), where.ns
+        thread, ns = where.thread, where.ns
         given: Mapping[str, Any] = config.get("configurable", {})
         parent_id = where.id
         running = _RUNNING in given
@@ -357,7 +358,8 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
         where = Where.of(config)
         if where.id is None:
             raise UsageError("put_writes needs a checkpoint_id in its config", "", "Give the one that the writes belong to.")
-        thread = check_id(where.thread)
+        thread = where.thread
+        self._records.refuse_doubtful(thread, task=task_id)
         node = self._records.node((thread, where.ns, where.id))
         base = None if node is None else node.packed
         rows: list[WriteRow] = []
@@ -380,6 +382,8 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
 
         regular: list[tuple[str, Any]] = []
         for position, (channel, value) in enumerate(writes):
+            if isinstance(value, BaseException) and channel.startswith("__error"):
+                value = repr(value)  # as all savers have it: what is stored is never made an exception again
             special = WRITES_IDX_MAP.get(channel)
             if special is not None:
                 record(special, [(channel, value)])

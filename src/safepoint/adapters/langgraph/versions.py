@@ -7,16 +7,21 @@ tasks, without a context variable, and without a key that would show in anybody'
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, Self, TypeAlias
 
-__all__ = ["Origin", "Verdict", "bare", "decide", "marked", "next_version", "origin_of"]
+__all__ = ["Origin", "Verdict", "bare", "decide", "marked", "moment", "next_version", "origin_of"]
 
 Version: TypeAlias = int | float | str
 
 How = Literal["new", "latest", "id", "listed", "fallback"]
+
+
+moment: Callable[[], int] = itertools.count(1).__next__
+"""Counts what happens in this process, to tell what came first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,11 +34,13 @@ class Origin:
         newest: Whether it was the newest checkpoint of its namespace then.
         failed: Why something that the run put did not land. A run that goes on all the same, as one with asynchronous durability does
             for a while, is told at its next superstep.
+        born: When, as ``moment`` counts.
     """
 
     how: How
     newest: bool = True
     failed: BaseException | None = None
+    born: int = field(default_factory=moment)
 
     def __copy__(self) -> Self:
         return self

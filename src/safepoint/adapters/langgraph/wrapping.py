@@ -14,7 +14,6 @@ what ``message.text`` gives     ``{"@class": "TextAccessor", "value": the text}`
 a dict with the key "@class"   ``{"@class": "dict", "value": the dict}``, its values in this form again
 a container with any of these  ``{"@class": "mixed", "value": the container}``, with these in their plain forms; of a top-level
 in it                          list this is said of each item, not of the list
-an exception                   its ``repr``, as LangGraph's own serializer has it
 anything else                  itself: the codec's type table and registry decide
 =============================  =======================================================================================
 
@@ -224,7 +223,7 @@ def _deep(value: Any, room: int, above: set[int], registry: Registry) -> Any:
     if shape is None and cls is not dict and cls is not list and cls is not tuple:
         if cls is TextAccessor:
             return {CLASS: _TEXT, "value": str.__str__(value)}
-        return repr(value) if isinstance(value, BaseException) else value
+        return value
     if room == 0 or id(value) in above:
         return value  # The codec will refuse it, and say where it is.
     above.add(id(value))

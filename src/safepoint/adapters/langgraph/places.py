@@ -1,0 +1,98 @@
+"""Where in a graph a call is made, and errors that no node takes for a tool's own."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from langgraph.config import get_config
+from langgraph.errors import GraphBubbleUp
+
+from safepoint.errors import SafepointError, UsageError
+
+__all__ = ["Attempt", "Place", "loud", "place_of"]
+
+_kinds: dict[type[SafepointError], type[SafepointError]] = {}
+
+
+def _bubbling(cls: type[SafepointError]) -> type[SafepointError]:
+    """The same error as one that no node and no ToolNode takes for a tool's own, to go on past it."""
+    if cls not in _kinds:
+        _kinds[cls] = _bubbling_class(cls)
+    return _kinds[cls]
+
+
+def _bubbling_class(cls: type[SafepointError]) -> type[SafepointError]:
+    return type(
+        cls.__name__, (cls, GraphBubbleUp), {"__module__": cls.__module__, "__doc__": cls.__doc__, "__reduce__": cls.__reduce__}
+    )
+
+
+def loud(error: SafepointError) -> SafepointError:
+    made = _bubbling(type(error)).__new__(_bubbling(type(error)))
+    made.__dict__.update(error.__dict__)
+    made.args = error.args
+    made.__cause__ = error
+    return made
+
+
+class Attempt:
+    """One execution of a task: LangGraph makes a scratchpad for each, and counts the retries of a policy."""
+
+    def __init__(self, scratchpad: Any, number: int) -> None:
+        # Of the scratchpad no weak reference can be had, and a strong one would keep the whole run of the graph alive.
+        part = getattr(scratchpad, "get_null_resume", None)
+        try:
+            self.of: Any = weakref.ref(part)
+        except TypeError:
+            self.of = lambda: part
+        self.number = number
+
+    def is_same(self, other: Attempt | None) -> bool:
+        return other is not None and self.number == other.number and self.of() is not None and self.of() is other.of()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a call is made."""
+
+    thread: str
+    task: str
+    attempt: Attempt
+    checkpoints: tuple[tuple[str, str], ...]
+    """Namespace and id of the checkpoint that each graph around the call runs on, the root graph first."""
+    scratchpad: Any
+
+
+def place_of(what: str) -> Place:
+    """Where we are in a graph.
+
+    Raises:
+        UsageError: not in a node; or in one whose task would have another name after a crash.
+    """
+
+    def refuse(why: str, remedy: str) -> NoReturn:
+        raise loud(UsageError(f"{what} cannot be recorded here", why, remedy))
+
+    try:
+        named = get_config().get("configurable", {})
+    except RuntimeError:
+        named = {}
+    task, at = named.get("__pregel_task_id"), named.get("checkpoint_map")
+    if not task or "__pregel_runtime" not in named:
+        refuse(
+            "there is no task of a graph around it: it runs in a thread of its own, or outside of any node",
+            "Call it in the node itself; into a thread, take contextvars.copy_context().run along.",
+        )
+    if named.get("__pregel_durability") == "exit":
+        refuse("durability='exit' stores no checkpoint that the call could stand on", "Use durability='sync' or 'async'.")
+    if not at or "thread_id" not in named:
+        refuse("the graph has no checkpointer", "Compile it with the SafepointSaver.")
+    info = named["__pregel_runtime"].execution_info
+    attempt = Attempt(named.get("__pregel_scratchpad"), getattr(info, "node_attempt", 1))
+    graphs: dict[str, str] = {}
+    for ns, id in sorted(at.items(), key=lambda item: len(item[0])):
+        graphs.setdefault(id, ns)  # a function under @task runs on its entrypoint's checkpoint, and is no graph
+    around = tuple((ns, id) for id, ns in graphs.items())
+    return Place(str(named["thread_id"]), task, attempt, around, named.get("__pregel_scratchpad"))
