@@ -45,6 +45,10 @@ class Subject:
         self._open.append((opened, found))
         return found
 
+    def shared(self) -> Any:
+        """The first saver that was opened here: one that many use."""
+        return self._open[0][1] if self._open else self.saver()
+
     def close(self) -> None:
         while self._open:
             self._open.pop()[0].__exit__(None, None, None)
@@ -98,14 +102,14 @@ async def open_async_saver(name: str, url: str, **options: Any) -> Any:
             yield made
 
 
-def run_on(there: Subject, found: Program, mode: str, durability: str) -> list[Any]:
+def run_on(there: Subject, found: Program, mode: str, durability: str, *, alone: bool = False) -> list[Any]:
     """The facts of a program on a saver of this place."""
     if there.name.startswith("peer-") and mode == "async":
-        return _run_on_peer(there, found, durability)
-    return run_program(found, there.saver(), mode, durability, alone=False)
+        return _run_on_peer(there, found, durability, alone)
+    return run_program(found, there.saver(), mode, durability, alone=alone)
 
 
-def _run_on_peer(there: Subject, found: Program, durability: str) -> list[Any]:
+def _run_on_peer(there: Subject, found: Program, durability: str, alone: bool) -> list[Any]:
     """An async saver of LangGraph's lives in one event loop: the program's."""
     from dataclasses import replace
 
@@ -114,7 +118,7 @@ def _run_on_peer(there: Subject, found: Program, durability: str) -> list[Any]:
             run.saver = made
             await found.body(run)
 
-    return run_program(replace(found, body=body), None, "async", durability, alone=False)
+    return run_program(replace(found, body=body), None, "async", durability, alone=alone)
 
 
 def peer_postgres_url() -> str:
