@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from safepoint.checkpointer import Checkpointer
+from safepoint.cli import facts
 from safepoint.cli.app import as_json, cli, common, opened, shown
-from safepoint.cli.ending import STORE
+from safepoint.cli.ending import STORE, code_of
 from safepoint.cli.opening import open_made, split_at
 from safepoint.cli.screen import Screen
-from safepoint.cli.text import many, name, shell, size
+from safepoint.cli.text import clean, in_shell, many, name, shell, size
 from safepoint.codec import masked
 from safepoint.errors import NotFound, SafepointError, UsageError
 from safepoint.moving import CopyReport
 from safepoint.rules.diffing import compare
+
+if TYPE_CHECKING:
+    from safepoint.adapters.langgraph.importing import ThreadsReport
 
 __all__: list[str] = []
 
@@ -105,22 +110,52 @@ def export(task: str, file: str) -> None:
 
 
 @cli.command("import")
-@click.argument("file", metavar="FILE|-")
+@click.argument("file", metavar="[FILE|-]", required=False)
 @click.option("--as", "task", metavar="TASK", help="The name that the task gets here.")
+@click.option(
+    "--from", "source", metavar="URL", help="A database of LangGraph's: langgraph-sqlite:///old.db, langgraph-postgresql://…"
+)
+@click.option(
+    "--thread", "threads", metavar="THREAD", multiple=True, help="With --from: only this thread; may be given several times."
+)
+@click.option(
+    "--trust",
+    metavar="MODULE",
+    multiple=True,
+    help="With --from: a module of yours, whose classes may be stored; it is imported.",
+)
+@click.option("--dry-run", is_flag=True, help="With --from: read and compare everything, and write nothing.")
 @common
-def import_(file: str, task: str | None) -> None:
-    """Take in an exported task or checkpoint.
+def import_(
+    file: str | None, task: str | None, source: str | None, threads: tuple[str, ...], trust: tuple[str, ...], dry_run: bool
+) -> int:
+    """Take in an exported task or checkpoint, or the threads of a LangGraph database.
 
-    The store is made if it is not there. A checkpoint of a task that is there goes on a branch of its own.
+    The store is made if it is not there. A checkpoint of a task that is there goes on a branch of its own. With --from, the threads
+    of SqliteSaver or PostgresSaver become tasks; the old database is only read, and nothing that it names is called. If a thread is
+    refused, the others are imported, and the exit code is that of the first refusal.
     """
-    source: Any = file
+    url = click.get_current_context().meta.get(STORE) or os.environ.get("SAFEPOINT_URL")
+    if source is not None:
+        if file is not None or task is not None:
+            raise UsageError("import takes a FILE or --from", "and --as is for a FILE", "Leave one of them out.")
+        return _from_langgraph(source, url, threads, trust, dry_run)
+    if threads or trust or dry_run:
+        raise UsageError("--thread, --trust and --dry-run are for --from", "", "Name the old database with --from.")
+    if file is None:
+        raise UsageError("import needs a FILE, or --from", "", "Name one: `safepoint import task.safepoint`.")
+    _from_file(file, url, task)
+    return 0
+
+
+def _from_file(file: str, url: str | None, task: str | None) -> None:
+    given: Any = file
     if file == "-":
-        source = sys.stdin.buffer
+        given = sys.stdin.buffer
     elif not os.path.exists(file):
         raise NotFound(f"there is no file {name(file)}", "", "Correct the path.")  # before a store is made for it
-    url = click.get_current_context().meta.get(STORE) or os.environ.get("SAFEPOINT_URL")
     with open_made(url) as cp, shown("checkpoints") as progress:
-        report = cp.import_(source, task_id=task, progress=progress)
+        report = cp.import_(given, task_id=task, progress=progress)
     fields = ("task_id", "what", "result", "branch", "seq", "checkpoints", "calls", "pauses")
     if as_json():
         Screen().json({f: getattr(report, f) for f in fields})
@@ -131,6 +166,67 @@ def import_(file: str, task: str | None) -> None:
         return
     what = _counted(report)
     Screen().line(f"{at} is imported on branch {name(report.branch)} ({what})")
+
+
+def _from_langgraph(source: str, url: str | None, threads: tuple[str, ...], trust: tuple[str, ...], dry_run: bool) -> int:
+    from safepoint.adapters.langgraph.importing import import_threads
+    from safepoint.adapters.langgraph.sources import open_source
+
+    if trust and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # where a program is started, its modules are found
+    with ExitStack() as stack:
+        stack.enter_context(open_source(source))  # before a store is made for it
+        target = None
+        try:
+            target = stack.enter_context(opened() if dry_run else open_made(url))
+        except NotFound:
+            if not dry_run:
+                raise
+        progress = stack.enter_context(shown("threads"))
+        report = import_threads(source, target, threads=threads or None, trust=trust, dry_run=dry_run, progress=progress)
+    if as_json():
+        fields = ("task_id", "result", "checkpoints", "writes", "branches", "bytes")
+        told = [
+            {
+                **{f: getattr(t, f) for f in fields},
+                "hidden": [h._asdict() for h in t.hidden],
+                "error": None if t.error is None else facts.error(t.error, in_shell(t.error.remedy, None)),
+            }
+            for t in report.threads
+        ]
+        Screen().json({"changed": report.changed, "dry_run": dry_run, "threads": told, "notes": list(report.notes)})
+    else:
+        _tell_threads(report, dry_run)
+    refused = [t.error for t in report.threads if t.error is not None]
+    return code_of(refused[0]) if refused else 0
+
+
+def _tell_threads(report: ThreadsReport, dry_run: bool) -> None:
+    screen = Screen()
+    if not report.threads:
+        screen.line("no threads")
+    for t in report.threads:
+        if t.error is not None:
+            screen.line(f"{name(t.task_id)}: refused", "red")
+            for text in filter(None, (t.error.what, t.error.why, in_shell(t.error.remedy, None))):
+                screen.line(f"  {clean(text)}")
+            continue
+        would = "would be " if dry_run and t.result != "unchanged" else ""
+        counts = (
+            f"{many(t.checkpoints, 'checkpoints')}, {many(t.writes, 'writes')}, {t.branches} branch{'es' * (t.branches != 1)}"
+        )
+        screen.line(
+            f"{name(t.task_id)}: {would}{t.result}" + (f" ({counts}, {size(t.bytes)})" if t.result != "unchanged" else "")
+        )
+        for h in t.hidden:
+            where = f" of {name(h.space)}" if h.space else ""
+            now = "; it is the newest of its namespace now" if h.newest else ""
+            screen.line(
+                f"  the old saver did not load {name(t.task_id)}@{h.seq}{where}, branch {name(h.branch)}: clocks differed{now}",
+                "yellow",
+            )
+    for note in report.notes:
+        screen.line(f"note: {clean(note)}", "yellow")
 
 
 @cli.command()

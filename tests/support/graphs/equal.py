@@ -23,9 +23,7 @@ def differences(old: Any, new: Any, threads: list[str]) -> list[str]:
         for key, one in theirs.items():
             found += [f"{thread} {key}, listed: {at}" for at in unequal(_parts(one), _parts(ours[key]))]
             asked = {"configurable": {"thread_id": thread, "checkpoint_ns": key[0], "checkpoint_id": key[1]}}
-            found += [
-                f"{thread} {key}: {at}" for at in unequal(_parts(old.get_tuple(asked)), _parts(new.get_tuple(asked)))
-            ]
+            found += [f"{thread} {key}: {at}" for at in unequal(_parts(old.get_tuple(asked)), _parts(new.get_tuple(asked)))]
         for ns in {key[0] for key in theirs}:
             asked = {"configurable": {"thread_id": thread, "checkpoint_ns": ns}}
             found += [
@@ -67,4 +65,4 @@ def unequal(a: Any, b: Any, at: str = "") -> list[str]:
     if hasattr(a, "tobytes"):
         same = (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
         return [] if same else [f"{at}: {a!r} and {b!r}"]
-    return [] if a == b or (a != a and b != b) else [f"{at}: {a!r} and {b!r}"]
+    return [] if a == b or repr(a) == repr(b) == "nan" else [f"{at}: {a!r} and {b!r}"]

@@ -7,7 +7,7 @@ the MessagePack as they stand (``Raw``), and each is looked at as data:
 - LangChain's and LangGraph's own objects are made past their constructors, by ``wrapping``;
 - a class of the application becomes the plain form that the codec has for it (``Tagged``), once the registry knows the class: it is
   looked up to see of which kind it is and which fields it has, and no instance is made;
-- everything else is ``Refusal``.
+- everything else is refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import ormsgpack
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from safepoint.adapters.langgraph import modeldump
-from safepoint.adapters.langgraph.modeldump import Refusal
+from safepoint.adapters.langgraph.modeldump import refusal
 from safepoint.adapters.langgraph.types import OWN, GraphRegistry
 from safepoint.adapters.langgraph.wrapping import MODELS, SHAPED, unwrapped
 from safepoint.codec import MAX_DEPTH
@@ -38,7 +38,7 @@ from safepoint.codec.kinds import Tagged
 from safepoint.codec.registry import GLOBAL
 from safepoint.errors import Damaged
 
-__all__ = ["Cipher", "Reader", "Refusal"]
+__all__ = ["Cipher", "Reader", "refusal"]
 
 _SINGLE, _POSITIONAL, _KEYWORDS, _METHOD, _PYDANTIC_1, _PYDANTIC_2, _ARRAY, _DELTA = range(8)
 _OPTION: Final = ormsgpack.OPT_NON_STR_KEYS
@@ -115,7 +115,7 @@ class Reader:
         """The value of a row of this type.
 
         Raises:
-            Refusal: it holds what may not be taken; names the path. Damaged: it is no such value.
+            RefusedType: it holds what may not be taken; names the path. Damaged: it is no such value.
         """
         raw, old = self._opened(tag, data, path)
         return self._value(raw, path, MAX_DEPTH, False, old)
@@ -140,7 +140,7 @@ class Reader:
         if tag is not None and "+" in tag:
             tag, _, cipher = tag.partition("+")
             if self._cipher is None:
-                raise Refusal(
+                raise refusal(
                     path,
                     f"it is encrypted ({cipher[:40]})",
                     "Import it from Python, with import_threads(…, cipher=) and the cipher that wrote it.",
@@ -148,7 +148,7 @@ class Reader:
             try:
                 data = self._cipher.decrypt(cipher, data)
             except Exception as error:
-                raise Refusal(path, f"it cannot be decrypted ({type(error).__name__})", "Check the key.") from None
+                raise refusal(path, f"it cannot be decrypted ({type(error).__name__})", "Check the key.") from None
         match tag:
             case "null":
                 return None, False
@@ -164,13 +164,13 @@ class Reader:
                 except (ValueError, RecursionError):
                     raise _broken(path, "no JSON") from None
             case "pickle":
-                raise Refusal(
+                raise refusal(
                     path,
                     "it is a pickle, and loading one runs whatever it says",
                     "Load it with the program that wrote it, and save it there without pickle_fallback.",
                     cls="pickle",
                 )
-        raise Refusal(path, f"its type {str(tag)[:40]!r} is not known", "Update safepoint.")
+        raise refusal(path, f"its type {str(tag)[:40]!r} is not known", "Update safepoint.")
 
     def _unpacked(self, data: bytes, path: str) -> Any:
         try:
@@ -185,14 +185,14 @@ class Reader:
         if cls in _PLAIN:
             return raw
         if room <= 0:
-            raise Refusal(path, f"more than {MAX_DEPTH} containers are nested in one another", "Store a flatter structure.")
+            raise refusal(path, f"more than {MAX_DEPTH} containers are nested in one another", "Store a flatter structure.")
         if cls is Raw:
             return self._ext(raw, path, room - 1, inside)
         if cls is dict:
             if old and raw.get("type") == "constructor" and raw.get("lc") in (1, 2) and isinstance(raw.get("id"), list):
                 return self._call(_json_call(raw, path), path, room - 1, inside, old)
             if old and raw.get("lc") == 1 and raw.get("type") in ("not_implemented", "secret"):
-                raise Refusal(path, "LangChain could not write it", "Nothing can be done: only its name was stored.")
+                raise refusal(path, "LangChain could not write it", "Nothing can be done: only its name was stored.")
             made: dict[Any, Any] = {}
             for key, item in raw.items():
                 if type(key) is not str:
@@ -209,7 +209,7 @@ class Reader:
         try:
             hash(found)
         except TypeError:
-            raise Refusal(path, "it has a key that is none here", "Use text or numbers as keys.") from None
+            raise refusal(path, "it has a key that is none here", "Use text or numbers as keys.") from None
         return found
 
     def _ext(self, raw: Raw, path: str, room: int, inside: bool) -> Any:
@@ -226,7 +226,7 @@ class Reader:
         parts = self._raw(raw, path)
         how = _HOW.get(raw.code)
         if how is None:
-            raise Refusal(path, f"it has the extension code {raw.code}, which LangGraph does not write", "Update safepoint.")
+            raise refusal(path, f"it has the extension code {raw.code}, which LangGraph does not write", "Update safepoint.")
         if type(parts) is not list or len(parts) < 3 or type(parts[0]) is not str or type(parts[1]) is not str:
             raise _broken(path, "no whole object")
         method = parts[3] if how == "method" and len(parts) > 3 and type(parts[3]) is str else ""
@@ -263,7 +263,7 @@ class Reader:
             except (TypeError, ValueError, ArithmeticError, KeyError, IndexError, OSError, re.error):
                 raise _broken(path, f"no {call.name}") from None
         if call.how == "method":
-            raise Refusal(
+            raise refusal(
                 path,
                 f"to make it, {call.cls}.{call.method}(…) would have to be called",
                 "Nothing that is stored is called. Store what it stands for.",
@@ -282,7 +282,7 @@ class Reader:
         fields = {key: self._value(item, f"{path}.{key}", room, inside, old) for key, item in given.items()}
         if inside:
             if OWN.name_of(cls) is None:
-                raise Refusal(path, f"a {cls.__name__} cannot be stored in this place", "Put it into a list.", cls=cls.__name__)
+                raise refusal(path, f"a {cls.__name__} cannot be stored in this place", "Put it into a list.", cls=cls.__name__)
             return self._shapes.own(cls, fields, path)
         if cls in SHAPED:
             return _shaped(cls, fields, path)
@@ -299,6 +299,7 @@ class Reader:
                 plain["fields"][name] = field.get_default(call_default_factory=True)
         if cls.model_config.get("extra") == "allow":  # type: ignore[attr-defined]
             plain["extra"] = fields
+            plain["set"] += fields
         return unwrapped(plain, path)
 
     def _known(self, call: Call, path: str) -> type:
@@ -306,7 +307,7 @@ class Reader:
         found = self._looked_up(call.module, call.name)
         if found is None:
             python = f"import_threads(…, types=[{call.name}])"
-            raise Refusal(
+            raise refusal(
                 path,
                 f"it is a {call.cls}, which is neither declared nor trusted",
                 f"If that module is yours, trust it: --trust {call.module}, or {python} from Python."
@@ -424,13 +425,13 @@ def _array(parts: Any, path: str) -> Any:
     except (TypeError, ValueError):
         raise _broken(path, "no array") from None
     if not _DTYPE.fullmatch(dtype):
-        raise Refusal(
+        raise refusal(
             path, f"it is an array of items {dtype[:40]!r}", "Store an array of numbers, or a list.", cls="numpy.ndarray"
         )
     try:
         import numpy
     except ImportError:
-        raise Refusal(
+        raise refusal(
             path, "it is an array of numpy, which is not installed", "Run: pip install numpy", cls="numpy.ndarray"
         ) from None
     try:
@@ -446,7 +447,7 @@ def _array(parts: Any, path: str) -> Any:
 
 
 def _fields_of(cls: type, call: Call, path: str) -> Any:
-    if call.how == "keywords":
+    if call.how in ("keywords", "pydantic"):  # the latter for an Item, as it has a method ``dict``
         given = call.given
         if cls.__name__ == "Interrupt" and type(given) is dict:
             # Before version 0.6 its id was told by the namespace that it came from.
@@ -466,7 +467,7 @@ def _fields_of(cls: type, call: Call, path: str) -> Any:
 def _shaped(cls: type, fields: dict[str, Any], path: str) -> Any:
     names = SHAPED[cls].fields
     if unknown := fields.keys() - set(names):
-        raise Refusal(
+        raise refusal(
             path,
             f"it is a {cls.__name__} with the field {min(unknown)[:40]!r}, which it has not here",
             "Import with the version of LangGraph that wrote it.",

@@ -19,18 +19,16 @@ from safepoint.codec.kinds import Tagged
 from safepoint.codec.registry import shape_of
 from safepoint.errors import RefusedType
 
-__all__ = ["Made", "Refusal", "Shapes", "defaults_of"]
+__all__ = ["Shapes", "defaults_of", "refusal"]
 
-Made = Any
+
 _CONTAINERS = (dict, list, tuple)
 _UNTOLD = object()
 
 
-class Refusal(RefusedType):
-    """A value that is not taken: where it stands, why, and what can be done."""
-
-    def __init__(self, path: str, why: str, remedy: str, *, cls: str = "") -> None:
-        super().__init__(f"{path} cannot be imported", why, remedy, path=path, type=cls)
+def refusal(path: str, why: str, remedy: str, *, cls: str = "") -> RefusedType:
+    """That a value is not taken: where it stands, why, and what can be done."""
+    return RefusedType(f"{path} cannot be imported", why, remedy, path=path, type=cls)
 
 
 def defaults_of(cls: Any) -> dict[str, Callable[[], Any]]:
@@ -60,7 +58,7 @@ class Shapes:
         """An instance of a class of the application, of what was written for it (``how``, as ``jsonplus.Call`` has it).
 
         Raises:
-            Refusal
+            RefusedType
         """
         shape = shape_of(cls)
         name = self._name(cls, path)
@@ -73,7 +71,7 @@ class Shapes:
                 return self._model(cls, name, given, path)
         if shape == "pydantic" and how == "pydantic" and "root" in cls.__pydantic_fields__:
             return self._model(cls, name, {"root": given}, path)
-        raise Refusal(
+        raise refusal(
             path,
             f"it was stored as something else than {_full(cls)} is now ({shape or 'no class of data'})",
             "Import it with the version of your program that wrote it.",
@@ -92,7 +90,7 @@ class Shapes:
     def _name(self, cls: type, path: str) -> str:
         name = OWN.name_of(cls) or self._registry.name_of(cls)
         if name is None:
-            raise Refusal(
+            raise refusal(
                 path,
                 f"it is a {_full(cls)}, which is neither declared nor trusted",
                 f"If that module is yours, trust it: --trust {cls.__module__}, or import_threads(…, types=[{cls.__name__}]) from Python.",
@@ -115,7 +113,7 @@ class Shapes:
                 known |= member._value_
             if given >= 0 and not given & ~known:
                 return Tagged("enum", name, given)
-        raise Refusal(
+        raise refusal(
             path, f"{_full(cls)} has no member of the value that was stored", "Give it back to the enum.", cls=_full(cls)
         )
 
@@ -129,10 +127,10 @@ class Shapes:
     def _fit(self, cls: Any, names: Any, given: Any, optional: Any, path: str) -> None:
         for key in given:
             if key not in names:
-                raise Refusal(path, f"{_full(cls)} has no field {key[:60]!r} any more", _MIGRATE, cls=_full(cls))
+                raise refusal(path, f"{_full(cls)} has no field {key[:60]!r} any more", _MIGRATE, cls=_full(cls))
         for field in names:
             if field not in given and field not in optional:
-                raise Refusal(
+                raise refusal(
                     path, f"{_full(cls)}.{field} is not in what was stored, and has no default", _MIGRATE, cls=_full(cls)
                 )
 
@@ -144,7 +142,7 @@ class Shapes:
         decorators = cls.__pydantic_decorators__
         own = OWN.name_of(cls) is not None
         if not own and decorators.model_serializers:
-            raise Refusal(path, f"{_full(cls)} has a serializer of its own", _BY_HAND, cls=_full(cls))
+            raise refusal(path, f"{_full(cls)} has a serializer of its own", _BY_HAND, cls=_full(cls))
         changed = set()
         if not own:  # LangChain's serializers give what the constructor takes
             changed = {f for each in decorators.field_serializers.values() for f in each.info.fields}
@@ -160,7 +158,7 @@ class Shapes:
             if not own and (
                 field in changed or "*" in changed or any("Serializer" in type(m).__name__ for m in fields[field].metadata)
             ):
-                raise Refusal(f"{path}.{field}", f"{_full(cls)} has a serializer of its own for it", _BY_HAND, cls=_full(cls))
+                raise refusal(f"{path}.{field}", f"{_full(cls)} has a serializer of its own for it", _BY_HAND, cls=_full(cls))
             annotation = Any if own else fields[field].annotation
             held[field] = self._typed(annotation, value, f"{path}.{field}", bool(cls.model_config.get("use_enum_values")))
         allows = cls.model_config.get("extra") == "allow"
@@ -249,14 +247,14 @@ class Shapes:
 
     def _one_of(self, choices: tuple[Any, ...], value: Any, path: str, enum_values: bool) -> Any:
         fitting = []
-        refused: Refusal | None = None
+        refused: RefusedType | None = None
         for choice in choices:
             if not _could_be(choice, value):
                 continue
             try:
                 made = self._typed(choice, value, path, enum_values)
-            except Refusal as refusal:
-                refused = refusal
+            except RefusedType as error:
+                refused = error
             else:
                 if made not in fitting:
                     fitting.append(made)
@@ -267,7 +265,7 @@ class Shapes:
         return self._untold(Union[choices], path)  # noqa: UP007
 
     def _untold(self, annotation: Any, path: str) -> Any:
-        raise Refusal(path, f"its class is not told by the annotation {str(annotation)[:80]}", _BY_HAND)
+        raise refusal(path, f"its class is not told by the annotation {str(annotation)[:80]}", _BY_HAND)
 
 
 _MIGRATE = "Import it with the version of your program that wrote it."

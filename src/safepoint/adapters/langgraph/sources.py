@@ -179,6 +179,9 @@ class _Sqlite(Source):
             if os.path.exists(path + "-wal") or os.access(os.path.dirname(os.path.abspath(path)), os.W_OK):
                 raise Unavailable(f"{path!r} cannot be read", "another program holds it", "Try again later.") from None
             conn = sqlite3.connect(uri + "&immutable=1", uri=True, isolation_level=None, check_same_thread=False)
+        except sqlite3.DatabaseError as error:
+            conn.close()
+            raise _no_layout(self.url, str(error)) from None
         return conn
 
     def _look(self) -> None:
