@@ -106,7 +106,7 @@ def run_on(there: Subject, found: Program, mode: str, durability: str, *, alone:
     """The facts of a program on a saver of this place."""
     if there.name.startswith("peer-") and mode == "async":
         return _run_on_peer(there, found, durability, alone)
-    return run_program(found, there.saver(), mode, durability, alone=alone)
+    return run_program(found, there.shared(), mode, durability, alone=alone)
 
 
 def _run_on_peer(there: Subject, found: Program, durability: str, alone: bool) -> list[Any]:
