@@ -76,6 +76,8 @@ class Mends:
             old, given = kept.book, image.numbers
             if (old.numbers.seq + len(new), old.numbers.position) != (given.seq, given.position):
                 raise refusals.stale(task)
+            if old.row.updated_at != image.row.updated_at:  # a commit of writes or of branches alone moves no number
+                raise refusals.stale(task)
             sealed = replace(
                 image,
                 checkpoints=tuple(row.sealed(task) for row in image.checkpoints),

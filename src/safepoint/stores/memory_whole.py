@@ -77,6 +77,8 @@ class Whole:
                 self._refuse(data, task)
             if task is None or (task.seq + len(made), task.position) != (image.numbers.seq, image.numbers.position):
                 raise refusals.stale(name)
+            if task.row.updated_at != image.row.updated_at:  # a commit of writes or of branches alone moves no number
+                raise refusals.stale(name)
             before = len(data.quarantine)
             for aside in gone:
                 kind: dict[Any, Any] = task.branches if aside.kind == "branch" else getattr(task, f"{aside.kind}s")

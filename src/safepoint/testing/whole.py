@@ -10,6 +10,7 @@ import pytest
 from safepoint.errors import Conflict, LeaseHeld, UsageError
 from safepoint.model import Obj, new_id
 from safepoint.rows import (
+    Aside,
     BranchRow,
     BranchWrite,
     CallRow,
@@ -301,6 +302,38 @@ class WholeTests:
         # What has gone is in nobody's way.
         assert store.delete_task("copy")
         assert store.write_task(later, over=seen) is True
+
+    @pytest.mark.parametrize("what", ["writes", "a special write", "a branch set back", "a branch dropped", "a patch"])
+    def test_a_task_is_mended_only_as_it_was_seen(self, store: Store, what: str) -> None:
+        """None of these gives out a number by which it would be seen."""
+        main = _grown(store)
+        assert main.head is not None
+        first = store.headers("task")[-1]
+        side = next(b for b in store.branches("task") if b.name == "side")
+        given: dict[str, Any] = {
+            "writes": {"writes": (write_row("c", writer="late"),)},
+            "a special write": {"writes": (write_row("c", writer="v", idx=-1, path="other"),)},
+            "a branch set back": {"branches": (BranchWrite(name="main", expect=main.head, to=Head(first.seq, first.id)),)},
+            "a branch dropped": {"branches": (BranchWrite(name="side", expect=side.head, to=None),)},
+            "a patch": {"patch": TaskPatch(reason="another")},
+        }[what]
+        if type(store).set_aside is Store.set_aside:
+            with pytest.raises(UsageError):
+                store.set_aside(image_of(store, "task"), [], (), ())
+            return
+        seen = image_of(store, "task")
+        aside = Aside("write", KEYS[1], "it is damaged")
+        store.commit(Commit(task="task", id=new_id(), **given))
+        before = dump(store)
+        with pytest.raises(Conflict):
+            store.set_aside(seen, [aside], (), ())
+        assert dump(store) == before
+        seen = image_of(store, "task")
+        left = replace(seen, writes=tuple(row for row in seen.writes if row.key != aside.key))
+        store.set_aside(left, [aside], (), ())
+        now = image_of(store, "task")
+        assert replace(now, row=left.row, objects=left.objects) == left
+        assert list(store.structure()) == []
 
     def test_a_big_task_goes_in_whole(self, store: Store) -> None:
         big = [obj(bytes([i]) * 300_000) for i in range(20)] if store.chunked else []

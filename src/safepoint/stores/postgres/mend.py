@@ -78,11 +78,13 @@ class Mends:
                 return done[-1]
             if not found:
                 raise refusals.stale(task)
-            n, seq, _, _, line, position = found[0]
+            n, seq, _, _, line, position, updated = found[0]
             sweep.refuse_if_held(db, link, task, n)
             before = image.numbers
             # Numbers that repair itself gave out are not there yet.
             if seq != before.seq - len(made) or line > before.line or position != before.position:
+                raise refusals.stale(task)
+            if updated != image.row.updated_at:  # a commit of writes or of branches alone moves none of them
                 raise refusals.stale(task)
             moved = sum(_aside(db, link, task, n, aside) for aside in asides)
             for row in made:

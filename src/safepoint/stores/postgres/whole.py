@@ -68,7 +68,7 @@ class Whole(Mends):
                     return False
                 if over is None or there != whole.facts_of(over):
                     raise whole.another(task)
-                _replace(db, link, found[0][0], Numbers(*found[0][1:]), image)
+                _replace(db, link, found[0][0], Numbers(*found[0][1:-1]), image)
             elif not _put(db, link, image):
                 return None
             if fence := whole.fence_of(image):

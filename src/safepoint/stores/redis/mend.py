@@ -56,6 +56,9 @@ class Mends:
             at = start(client, task)
             if at is None or (at.numbers.seq + len(made), at.numbers.position) != (image.numbers.seq, image.numbers.position):
                 raise refusals.stale(task)
+            # A commit of writes or of branches alone moves no number. Whatever comes after this look moves ``w``.
+            if client.command("HGET", keys[0], "t:updated") != b"%d" % image.row.updated_at:
+                raise refusals.stale(task)
             plan = _Plan(client, task, image, asides, made, calls)
             last = replace(at.numbers, seq=image.numbers.seq, line=max(at.numbers.line, image.numbers.line))
             plan.write |= {

@@ -4,7 +4,7 @@
 SELECT n, last_seq, last_call, last_pause, last_line, last_position FROM {s}.sp_tasks WHERE task = %(task)s
 
 -- name: lock
-SELECT n, last_seq, last_call, last_pause, last_line, last_position FROM {s}.sp_tasks WHERE task = %(task)s FOR UPDATE
+SELECT n, last_seq, last_call, last_pause, last_line, last_position, updated_at FROM {s}.sp_tasks WHERE task = %(task)s FOR UPDATE
 
 -- name: task_alone
 SELECT task, status, branch, agent, attempts, reason, parent, raised, created_at, updated_at, checkpoints
