@@ -25,7 +25,7 @@ import safepoint
 from safepoint.adapters.langgraph import SafepointSaver
 from safepoint.adapters.langgraph.importing import import_threads
 from safepoint.cli.ending import run as command
-from safepoint.errors import Conflict, Damaged, NotFound, RefusedType, UsageError
+from safepoint.errors import Conflict, Damaged, NotFound, RefusedType, SafepointError, UsageError
 from tests.support.graphs import PROGRAMS, run_program
 from tests.support.graphs.equal import differences, unequal
 from tests.support.graphs.facts import difference
@@ -311,6 +311,40 @@ def test_crafted_payloads_execute_nothing(tmp_path: Path, source: str, target: s
         assert [t.task_id for t in cp.tasks()] == ["sound"]
 
 
+@pytest.mark.scaled
+def test_bytes_gone_bad(tmp_path: Path, source: str, target: str) -> None:
+    """Whatever a database holds: a thread is refused, or taken and can be read or is told to be damaged; never anything else."""
+    seed = int.from_bytes(os.urandom(4), "big")
+    print("seed", seed)
+    draw = random.Random(seed)
+    with old(tmp_path) as theirs:
+        config = theirs.put(thread("t"), made({k: v for k, (v, _) in VALUES.items() if k != "errors"}), about(), {})
+        theirs.put_writes(config, [("x", [HumanMessage("a"), Send("n", 1)])], task_id(1))
+        ((good,),) = raw(tmp_path, "SELECT checkpoint FROM checkpoints")
+        for i in range(scale(120, 3000)):
+            bad = bytearray(good)
+            for _ in range(draw.choice((1, 1, 2, 8))):
+                at = draw.randrange(len(bad))
+                what = draw.choice(("flip", "cut", "set"))
+                if what == "cut":
+                    del bad[at : at + draw.choice((1, 2, 40))]
+                else:
+                    bad[at] = draw.randrange(256) if what == "set" else bad[at] ^ 1 << draw.randrange(8)
+            sql = "INSERT INTO checkpoints SELECT ?, checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, ?, metadata FROM checkpoints"
+            theirs.conn.execute(f"{sql} WHERE thread_id = 't'", (f"bad-{i}", bytes(bad)))
+        theirs.conn.commit()
+    CALLED.clear()
+    report = import_threads(source, target, types=DECLARED)
+    assert not CALLED
+    assert {type(t.error) for t in report.refused} <= {RefusedType, Damaged}
+    assert len(report.refused) < len(report.threads)
+    with saver(target, types=DECLARED) as ours:
+        for t in report.threads:
+            if t.error is None:
+                with contextlib.suppress(SafepointError):
+                    dict(ours.get_tuple(thread(t.task_id)).checkpoint["channel_values"])
+
+
 def test_a_refusal_says_where_and_what_can_be_done(tmp_path: Path, source: str, target: str) -> None:
     import tests.support.graphs.importable as own
 
@@ -365,8 +399,11 @@ def test_what_clocks_hid_is_told(tmp_path: Path, source: str, target: str) -> No
         lost = theirs.put(newest, made({"x": 3}, id="4"), about(1), {})
         lost = theirs.put(lost, made({"x": 4}, id="45"), about(2), {})
         theirs.put(newest, made({"x": 5}, id="3"), about(1), {})
-        (t,) = import_threads(source, target).threads
+        sub = theirs.put(thread("u", "sub"), made({"x": 1}, id="2"), about(), {})
+        theirs.put(sub, made({"x": 2}, id="1"), about(), {})
+        t, u = import_threads(source, target).threads
         assert {(h.id, h.newest) for h in t.hidden} == {("45", False), ("3", False)}
+        assert [(h.space, h.id, h.newest) for h in u.hidden] == [("sub", "1", True)]
         assert id_of(fork) not in {h.id for h in t.hidden}
         assert not compared(theirs, target, ["t"])
         with saver(target) as ours:

@@ -24,7 +24,18 @@ from safepoint.adapters.langgraph.sources import SENDS, At, Found, Source, Write
 from safepoint.checking import store_of
 from safepoint.checkpointer import Checkpointer
 from safepoint.codec import states, values
-from safepoint.errors import Conflict, Damaged, LeaseHeld, NotFound, RefusedType, SafepointError, StoreFull, UsageError
+from safepoint.errors import (
+    Conflict,
+    Damaged,
+    InvalidState,
+    LeaseHeld,
+    NewerFormat,
+    NotFound,
+    RefusedType,
+    SafepointError,
+    StoreFull,
+    UsageError,
+)
 from safepoint.model import Obj, check_id, to_us
 from safepoint.moving import OnProgress, Progress
 from safepoint.rows import BranchRow, CheckpointRow, Head, Image, Numbers, TaskRow, WriteRow, replace
@@ -36,7 +47,7 @@ __all__ = ["Cipher", "Hidden", "ThreadImport", "ThreadsReport", "import_threads"
 
 log = logging.getLogger("safepoint")
 
-_HELD = 64
+_HELD = 16
 """Of how many checkpoints the packed form is kept, for their children to be compared with."""
 _KNOWN_PARTS = ("channel_versions", "versions_seen")
 
@@ -172,10 +183,9 @@ def _all(
         try:
             check_id(name)
             with source.moment():
-                made = _Thread(source, name, reader, schema, chunked=store is None or store.chunked)
-                image = made.image()
+                made, image = _read(source, name, reader, schema, store is None or store.chunked)
             result = _placed(store, image, dry_run)
-        except (RefusedType, Damaged, Conflict, LeaseHeld, StoreFull, UsageError) as error:
+        except (RefusedType, Damaged, InvalidState, NewerFormat, Conflict, LeaseHeld, StoreFull, UsageError) as error:
             done.append(ThreadImport(name, "refused", error=_of_thread(error, name)))
             continue
         found = ThreadImport(
@@ -194,6 +204,19 @@ def _all(
     if progress is not None:
         progress(Progress(len(names), len(names), size, names[-1] if names else ""))
     return ThreadsReport(tuple(done), tuple(sorted(reader.notes)))
+
+
+def _read(source: Source, name: str, reader: Reader, schema: int, chunked: bool) -> tuple[_Thread, Image]:
+    try:
+        thread = _Thread(source, name, reader, schema, chunked=chunked)
+        return thread, thread.image()
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        if isinstance(error, SafepointError):
+            raise
+        # Nothing that LangGraph has written: bytes that have gone bad, or that somebody has made.
+        raise Damaged(
+            f"thread {name!r} cannot be imported", f"to read it failed with {type(error).__name__}", "Leave the thread out."
+        ) from error
 
 
 def _of_thread(error: SafepointError, thread: str) -> SafepointError:
@@ -504,7 +527,11 @@ def _tree_form() -> Form:
 def _whole(checkpoint: Mapping[str, Any]) -> None:
     parts = [checkpoint.get(key) for key in ("channel_values", *_KNOWN_PARTS)]
     seen = checkpoint.get("versions_seen")
-    if not all(type(part) is dict for part in parts) or not all(type(v) is dict for v in cast(Any, seen).values()):
+    if (
+        not all(type(key) is str for key in checkpoint)
+        or not all(type(part) is dict for part in parts)
+        or not all(type(v) is dict for v in cast(Any, seen).values())
+    ):
         raise _unlike("it lacks its values or versions")
 
 

@@ -44,7 +44,7 @@ _SINGLE, _POSITIONAL, _KEYWORDS, _METHOD, _PYDANTIC_1, _PYDANTIC_2, _ARRAY, _DEL
 _OPTION: Final = ormsgpack.OPT_NON_STR_KEYS
 _PLAIN: Final = frozenset((str, int, float, bool, type(None), bytes))
 _KEPT: Final = 20_000
-_KEPT_BYTES: Final = 64 << 20
+_KEPT_BYTES: Final = 16 << 20
 _MODULES: Final = {(cls.__module__, cls.__name__): cls for cls in MODELS}
 _SHAPES: Final = {(cls.__module__, cls.__name__): cls for cls in SHAPED}
 for _name in ("Send", "Interrupt"):  # where LangGraph's earlier versions had them
@@ -197,10 +197,14 @@ class Reader:
             for key, item in raw.items():
                 if type(key) is not str:
                     key = self._key(key, path, room - 1, inside)
-                made[key] = self._value(item, f"{path}[{_shown(key)}]", room - 1, inside, old)
+                plain = type(item) in _PLAIN
+                made[key] = item if plain else self._value(item, f"{path}[{_shown(key)}]", room - 1, inside, old)
             return made
         if cls is list or cls is tuple:
-            items = [self._value(item, f"{path}[{i}]", room - 1, inside, old) for i, item in enumerate(raw)]
+            items = [
+                item if type(item) in _PLAIN else self._value(item, f"{path}[{i}]", room - 1, inside, old)
+                for i, item in enumerate(raw)
+            ]
             return items if cls is list else tuple(items)
         return raw
 
