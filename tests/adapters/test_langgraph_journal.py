@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import operator
+import pickle
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +26,7 @@ from langgraph.types import Command, RetryPolicy, Send, interrupt
 from typing_extensions import TypedDict
 
 import safepoint
-from safepoint import Call, DidNotHappen, Done, InDoubt, LeaseHeld, NotDone, Retry, UsageError
+from safepoint import Call, CallInProgress, DidNotHappen, Done, InDoubt, LeaseHeld, NotDone, Retry, Unavailable, UsageError
 from safepoint.adapters.langgraph import SafepointSaver, ToolJournal, current_call
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
@@ -501,3 +504,192 @@ def test_another_process_is_kept_out_while_a_call_runs(tmp_path: Path) -> None:
         thread.join()
         assert found[0]["items"] == ["sent"]
         plain(other, lambda _: {}).update_state(CONFIG, {"items": ["later"]})
+
+
+def test_a_graph_that_a_served_call_ran_keeps_its_place(saver: SafepointSaver) -> None:
+    journal, world = ToolJournal(saver, tools={}), World()
+    inner = StateGraph(Items).add_node("pay", lambda state: {"items": [world.act("pay", state["items"][0])]})
+    agent = inner.add_edge(START, "pay").compile()
+
+    @journal.tool(effect="idempotent", name="nested.agent")
+    def call(to: str) -> str:
+        return str(agent.invoke({"items": [to]})["items"][-1])
+
+    failing = [True]
+
+    def body(state: Items) -> Any:
+        first = call("a")
+        if failing:
+            failing.pop()
+            raise ValueError("after the first")
+        return {"items": [first, call("b")]}
+
+    graph = plain(saver, body)
+    with pytest.raises(ValueError, match="after the first"):
+        graph.invoke({"items": []}, CONFIG)
+    assert graph.invoke(None, CONFIG)["items"] == ["pay a", "pay b"]
+    assert world.done == {"pay a": 1, "pay b": 1}
+
+
+def test_no_new_input_goes_past_a_doubt(saver: SafepointSaver) -> None:
+    journal, world = ToolJournal(saver), World()
+    send = journal.tool(effect="write", name="input.send")(lambda to: world.act("send", to))
+    graph = plain(saver, lambda _: {"items": [send("1")]})
+    world.fail["send"] = OSError("the line broke")
+    for _ in range(3):
+        with pytest.raises(InDoubt):
+            graph.invoke({"items": ["again"]}, CONFIG)
+    assert world.done == {"send 1": 1}
+    saver.cp.resolve("t", 1, Done("send 1"))
+    assert graph.invoke({"items": ["now"]}, CONFIG)["items"][-1] == "send 1"
+    assert world.done == {"send 1": 2}
+    assert saver.cp.tasks(status="waiting") == []
+
+
+def test_more_async_calls_at_once_than_threads(saver: SafepointSaver) -> None:
+    journal, world = ToolJournal(saver), World()
+
+    @journal.tool(effect="write", name="wide.send")
+    async def send(to: str) -> str:
+        await asyncio.sleep(0.01)
+        return world.act("send", to)
+
+    async def one(state: Any) -> Any:
+        return {"items": [await send(state["to"])]}
+
+    builder = StateGraph(Items).add_node("one", one).add_node("start", lambda _: {}).add_edge(START, "start")
+    graph = builder.add_conditional_edges("start", lambda _: [Send("one", {"to": str(i)}) for i in range(40)]).compile(
+        checkpointer=saver
+    )
+    out = asyncio.run(asyncio.wait_for(graph.ainvoke({"items": []}, CONFIG), 25))
+    assert out["items"] == [f"send {i}" for i in range(40)]
+
+
+def test_two_runs_of_one_process_do_not_take_each_other_for_dead(saver: SafepointSaver) -> None:
+    journal, begun, go = ToolJournal(saver), threading.Event(), threading.Event()
+    ran: list[int] = []
+
+    @journal.tool(effect="write", verify=lambda _: NotDone(), settle_after=0, name="twice.send")
+    def send() -> str:
+        ran.append(1)
+        begun.set()
+        assert go.wait(20)
+        return "sent"
+
+    failing = [True]
+
+    def body(state: Items) -> Any:
+        if failing:
+            failing.pop()
+            raise ValueError("before the call")
+        return {"items": [send()]}
+
+    graph = plain(saver, body)
+    with pytest.raises(ValueError, match="before"):
+        graph.invoke({"items": []}, CONFIG)
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(graph.invoke(None, CONFIG)))
+    thread.start()
+    assert begun.wait(20)
+    with pytest.raises(CallInProgress):
+        graph.invoke(None, CONFIG)
+    go.set()
+    thread.join()
+    assert [f["items"] for f in found] == [["sent"]]
+    assert ran == [1]
+
+
+def test_a_cancellation_leaves_nothing_held(saver: SafepointSaver, monkeypatch: pytest.MonkeyPatch) -> None:
+    acquire = saver.store.acquire
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(0.3)
+        return acquire(*args, **kwargs)
+
+    monkeypatch.setattr(saver.store, "acquire", slow)
+
+    async def cancelled(enter: Any) -> None:
+        task = asyncio.ensure_future(enter)
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def held() -> None:
+        async with saver.exclusive("t"):
+            await asyncio.sleep(20)
+
+    asyncio.run(cancelled(held()))
+    journal = ToolJournal(saver)
+
+    @journal.tool(effect="read", name="cancelled.look")
+    async def look() -> str:
+        await asyncio.sleep(20)
+        return ""
+
+    async def body(state: Items) -> Any:
+        return {"items": [await look()]}
+
+    asyncio.run(cancelled(plain(saver, body).ainvoke({"items": []}, CONFIG)))
+    monkeypatch.undo()
+    lease = saver.store.lease("t")
+    assert lease is not None
+    assert not lease.live
+    with saver.exclusive("t"):
+        pass
+
+
+@pytest.mark.parametrize("part", ["intent", "result"])
+def test_a_store_that_fails_is_no_error_of_the_tool(saver: SafepointSaver, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+
+    @tool
+    def send(to: str) -> str:
+        """Send."""
+        return world.act("send", to)
+
+    journal = ToolJournal(saver)
+    node = ToolNode([send], handle_tool_errors=True, wrap_tool_call=journal.wrap_tool_call)
+    calls = [{"name": "send", "args": {"to": "1"}, "id": "1"}]
+    builder = StateGraph(MessagesState).add_node("reply", lambda _: {"messages": [AIMessage("", tool_calls=calls)]})
+    builder.add_node("tools", node)
+    graph = builder.add_edge(START, "reply").add_edge("reply", "tools").compile(checkpointer=saver)
+    commit, failing = saver.store.commit, [True]
+
+    def cut(sent: Any) -> Any:
+        if sent.calls and failing and (sent.calls[0].row.status == "started") == (part == "intent"):
+            failing.pop()
+            raise Unavailable("the store does not answer", "the line is cut", "Wait.")
+        return commit(sent)
+
+    monkeypatch.setattr(saver.store, "commit", cut)
+    with pytest.raises(Unavailable) as caught:
+        graph.invoke({"messages": [("user", "go")]}, CONFIG, durability="sync")
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert isinstance(again, Unavailable)
+    assert (again.what, again.why) == (caught.value.what, caught.value.why)
+    assert [m.content for m in graph.invoke(None, CONFIG)["messages"]][-1] == "send 1"
+    assert world.done == {"send 1": 1}
+
+
+def test_a_class_of_the_graphs_schema_is_a_result(saver: SafepointSaver) -> None:
+    journal = ToolJournal(saver)
+    made = journal.tool(effect="read", name="schema.make")(lambda: Own(3))
+    graph = StateGraph(OwnState).add_node("n", lambda _: {"own": made()}).add_edge(START, "n").compile(checkpointer=saver)
+    assert graph.invoke({}, CONFIG)["own"] == Own(3)
+
+
+@dataclass
+class Own:
+    n: int
+
+
+class OwnState(TypedDict, total=False):
+    own: Own
+
+
+def test_a_journal_of_another_saver_is_refused(saver: SafepointSaver) -> None:
+    with SafepointSaver("memory://") as other:
+        send = ToolJournal(other).tool(effect="write", name="other.send")(lambda: "sent")
+        with pytest.raises(UsageError, match="not the saver of this journal"):
+            plain(saver, lambda _: {"items": [send()]}).invoke({"items": []}, CONFIG)

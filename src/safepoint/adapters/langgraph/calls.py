@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Bubbled", "NodeTool", "Served", "Told", "current_call"]
 
-_ASKED = "asked"
-"""The class that the plain form of a result names which was told after questions to a person."""
+_COUNTED = "counted"
+"""The class that the plain form of a result names whose call has moved counters of its task."""
 
 
 def current_call() -> CallRow | None:
@@ -71,40 +71,48 @@ class NodeTool(Tool[Any, Any]):
         return None if self._declared is None or self.key is None else self.key(**arguments)
 
 
-_asks: ContextVar[list[int] | None] = ContextVar("safepoint_langgraph_asks", default=None)
-"""Counts the questions that the call which is executed here has put to a person."""
+COUNTERS = ("interrupt_counter", "subgraph_counter", "call_counter")
+"""Of LangGraph's, for each task: the questions that it puts to a person, the graphs and the functions that it calls. Answers, and the
+namespaces of those graphs, are given by them."""
+_counts: ContextVar[dict[str, int] | None] = ContextVar("safepoint_langgraph_counts", default=None)
+"""How far the call that is executed here has moved them."""
 
 
 class _Counting:
-    """LangGraph's counter of the questions of a task, which also counts for the call that asks."""
+    """One of these counters, which also counts for the call that moves it."""
 
-    def __init__(self, inner: Callable[[], int]) -> None:
+    def __init__(self, name: str, inner: Callable[[], int]) -> None:
+        self.name = name
         self.inner = inner
 
     def __call__(self) -> int:
-        count = _asks.get()
-        if count is not None:
-            count[0] += 1
+        counts = _counts.get()
+        if counts is not None:
+            counts[self.name] = counts.get(self.name, 0) + 1
         return self.inner()
 
 
 class Served:
     """One call on its way through the journal.
 
-    LangGraph gives a task's answers to its questions by their order. A call that is served from the journal does not ask again, so what it
-    asked when it was executed is counted for it.
+    A call that is served from it asks nothing and calls no graph, so the counters of its task are moved as they were when it was executed:
+    what comes after it must not be given what was its.
     """
 
     def __init__(self, tool: NodeTool, flow: Flow, place: Place) -> None:
         self.tool = tool
         self.flow = flow
-        self.asked = [0]
+        self.counts: dict[str, int] = {}
         self.ran = False
         self.call_id = ""
-        self.counter = getattr(place.scratchpad, "interrupt_counter", None)
-        if self.counter is not None and not isinstance(self.counter, _Counting):
-            self.counter = _Counting(self.counter)
-            object.__setattr__(place.scratchpad, "interrupt_counter", self.counter)
+        self.counters: dict[str, _Counting] = {}
+        for name in COUNTERS:
+            counter = getattr(place.scratchpad, name, None)
+            if counter is not None and not isinstance(counter, _Counting):
+                counter = _Counting(name, counter)
+                object.__setattr__(place.scratchpad, name, counter)
+            if counter is not None:
+                self.counters[name] = counter
         self._execute = tool.fn
         tool.fn = self._arun if tool.is_async else self._run
 
@@ -115,7 +123,7 @@ class Served:
         except GraphBubbleUp as bubble:
             self._paused(bubble)
         finally:
-            _asks.reset(token)
+            _counts.reset(token)
 
     async def _arun(self) -> Any:
         token = self._begin()
@@ -124,45 +132,47 @@ class Served:
         except GraphBubbleUp as bubble:
             self._paused(bubble)
         finally:
-            _asks.reset(token)
+            _counts.reset(token)
 
-    def _begin(self) -> Token[list[int] | None]:
+    def _begin(self) -> Token[dict[str, int] | None]:
         self.ran = True
-        self.asked = [0]
-        return _asks.set(self.asked)
+        self.counts = {}
+        return _counts.set(self.counts)
 
     def _told(self, value: Any) -> Any:
         plain = wrapped_value(value, self.flow.cp.registry, careful=True)
-        return {CLASS: _ASKED, "value": plain, "asked": self.asked[0]} if self.asked[0] else plain
+        return {CLASS: _COUNTED, "value": plain, "counts": dict(self.counts)} if self.counts else plain
 
     def _paused(self, bubble: GraphBubbleUp) -> NoReturn:
-        """Record a call that waits for an answer, with how often it has asked: it may be settled without being executed again."""
+        """Record a call that waits for an answer, with the counts so far: it may be settled without being executed again."""
         here = current.get()
         if here is not None and here.call is not None:
             flow = self.flow
             with flow.lock:
                 row = flow.journal.rows.get(here.call.no, here.call)
-            model = values.encode({"asked": self.asked[0]}, flow.cp.registry)
+            model = values.encode({"counts": dict(self.counts)}, flow.cp.registry)
             flow.commit(flow._calls(CallWrite(replace(row, status="paused", model=model))))
         raise Bubbled(bubble) from bubble
 
     def result(self, value: Any) -> Any:
-        asked = 0
-        if type(value) is dict and value.get(CLASS) == _ASKED:
-            asked, value = value["asked"], value["value"]
+        counts: Any = {}
+        if type(value) is dict and value.get(CLASS) == _COUNTED:
+            counts, value = value["counts"], value["value"]
         elif not self.ran:
-            asked = self._asked_before()
-        if not self.ran and self.counter is not None:
-            for _ in range(asked):
-                self.counter.inner()
+            counts = self._counts_before()
+        if not self.ran:
+            for name, counter in self.counters.items():
+                for _ in range(counts.get(name, 0)):
+                    counter.inner()
         return unwrapped_value(value, self.tool.name)
 
-    def _asked_before(self) -> int:
-        """What a call had asked whose result a verifier or a person has told."""
+    def _counts_before(self) -> dict[str, int]:
+        """Of a call whose result a verifier or a person has told: those up to its pause."""
         with self.flow.lock:
             row = next((r for r in self.flow.journal.rows.values() if r.call_id == self.call_id), None)
         found = values.decode_plain(row.model) if row is not None and row.model else None
-        return found.get("asked", 0) if isinstance(found, dict) else 0
+        counts = found.get("counts") if isinstance(found, dict) else None
+        return counts if isinstance(counts, dict) else {}
 
 
 class Told:
@@ -171,6 +181,7 @@ class Told:
     def __init__(self) -> None:
         self.error: Exception | None = None
         self.message: Any = None
+        self.deaf = False
 
     def listening(self, request: ToolCallRequest) -> ToolCallRequest:
         """The request with a tool that keeps what it raises."""
@@ -192,6 +203,7 @@ class Told:
                     return await coroutine(*args, **kwargs)
 
             update["coroutine"] = alistened
+        self.deaf = not update
         if tool is None or not update:
             return request
         return request.override(tool=tool.model_copy(update=update))
@@ -212,9 +224,9 @@ class Told:
             self.message = result
             if self.error is not None:
                 raise self.error
-            if current_call() is not None and isinstance(result.content, str):
-                return result  # the tool was not reached: its arguments do not fit, or there is none of that name
-        return result
+            if self.deaf:  # a tool of a class of its own: what it raised, and whether it did anything, is not known
+                raise RuntimeError("the tool has failed, and its ToolNode made a message of it")
+        return result  # also a message of a ToolNode that did not reach the tool: the arguments do not fit, or there is no such tool
 
     def failed(self, error: CallFailed, name: str, call_id: str) -> Any:
         """A failed call as LangGraph would have it: the message that its ToolNode made, or the exception itself."""

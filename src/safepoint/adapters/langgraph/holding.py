@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from safepoint.aio import Offload
+from safepoint.aio import Offload, settled
 from safepoint.errors import LeaseHeld, LeaseLost, SafepointError
 from safepoint.model import check_id
-from safepoint.rows import Commit, Committed, Grant, TaskPatch, replace
+from safepoint.rows import CallRow, Commit, Committed, Grant, TaskPatch, replace
 from safepoint.stores import holder
 from safepoint.stores.base import Store
 
@@ -61,10 +62,19 @@ class Holding:
     def hold(self, thread: str, *, steal: bool = False) -> Grant:
         """Take a thread; ``let_go`` has to follow. For blocks, and for tools while they run."""
         self._records.admit(thread, _inside.get())
-        return self._records.take(thread, lambda: self.store.acquire(thread, holder.describe("langgraph"), steal=steal))
+        return self._records.take(
+            thread, lambda: self.store.acquire(thread, holder.describe("langgraph"), steal=steal), lambda: self._doubts(thread)
+        )
+
+    def _doubts(self, thread: str) -> tuple[CallRow, ...]:
+        row = self.store.task(thread)
+        if row is None or row.status != "waiting":
+            return ()
+        rows, _ = self.store.calls(thread, bodies=False)
+        return tuple(row for row in rows if row.status == "in_doubt")
 
     def let_go(self, thread: str, status: str = "idle") -> None:
-        def release(grant: Grant) -> None:
+        def release(grant: Grant, status: str) -> None:
             try:
                 self.store.release(thread, grant, TaskPatch(status=status))
             except SafepointError as error:
@@ -72,7 +82,21 @@ class Holding:
                 log.warning("thread %s could not be given back: %s", thread, error)
                 self.store.abandon(thread, grant)
 
-        self._records.give(thread, release)
+        self._records.give(thread, release, status)
+
+    async def ahold(self, take: Callable[[], object], give: Callable[[], None]) -> None:
+        """Take something on a thread of the saver's. A cancellation that comes meanwhile gives it back before it goes on."""
+        job = self._off.submit(take)
+        try:
+            await settled(job)
+        except BaseException:
+            if job.done() and not job.cancelled() and job.exception() is None:
+                await self.agive(give)
+            raise
+
+    async def agive(self, give: Callable[[], None]) -> None:
+        """Give it back, whatever comes."""
+        await settled(self._off.submit(give), must=True)
 
 
 class Exclusive:
@@ -109,9 +133,9 @@ class Exclusive:
 
     async def __aenter__(self) -> None:
         inside = _inside.get()
-        await self._saver._off(lambda: self._enter(inside))
+        await self._saver.ahold(lambda: self._enter(inside), self._leave)
         _inside.set(inside | {self})  # here, and not on that thread: this is where the block is
 
     async def __aexit__(self, *exc: object) -> None:
         _inside.set(_inside.get() - {self})
-        await self._saver._off(self._leave)
+        await self._saver.agive(self._leave)

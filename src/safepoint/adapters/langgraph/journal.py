@@ -9,12 +9,13 @@ checkpoint is stored.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import threading
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -24,13 +25,16 @@ from langgraph.types import Command
 
 from safepoint.adapters.langgraph.calls import Bubbled, NodeTool, Served, Told, current_call
 from safepoint.adapters.langgraph.places import Attempt, Place, loud, place_of
+from safepoint.adapters.langgraph.records import Key
 from safepoint.aio import drive_async
 from safepoint.calling import Flow
 from safepoint.checkpointer import Base
 from safepoint.codec import chunks, values
 from safepoint.codec.states import Control
-from safepoint.errors import CallFailed, InDoubt, NotFound, RunEnded, SafepointError, UsageError
+from safepoint.errors import CallFailed, CallInProgress, InDoubt, NotFound, RunEnded, SafepointError, UsageError
 from safepoint.model import Effect
+from safepoint.replies import in_doubt_error
+from safepoint.rows import replace
 from safepoint.rules import journal
 from safepoint.rules.journal import StepJournal
 from safepoint.rules.policy import Policy
@@ -67,6 +71,8 @@ class _Task:
     node: _Node
     attempt: Attempt | None = None
     """Which execution of the task the journal was opened for."""
+    busy: int = 0
+    """Calls under way."""
     asked: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -211,46 +217,46 @@ class ToolJournal:
 
     def _call(self, tool: NodeTool, arguments: dict[str, Any], call_id: str | None) -> Any:
         place = place_of(tool.name)
-        self._stand(place)
-        self.saver.hold(place.thread)
-        task: _Task | None = None
-        try:
-            task = self._open(place)
-            served = Served(tool, task.flow, place)
-            return served.result(drive(self._script(task, place, served, arguments, call_id), self._loop))
-        except Bubbled as bubbled:
-            raise bubbled.bubble from None
-        except RunEnded as ended:
-            raise loud(ended.error) from ended
-        finally:
-            self.saver.let_go(place.thread, self._left(place, task))
+        with _loudly():
+            for key in self._stands_on(place):
+                self.saver.wait_stored(key)
+            self.saver.hold(place.thread)
+            task: _Task | None = None
+            try:
+                task = self._open(place)
+                served = Served(tool, task.flow, place)
+                return served.result(drive(self._script(task, place, served, arguments, call_id), self._loop))
+            finally:
+                self.saver.let_go(place.thread, self._left(place, task))
 
     async def _acall(self, tool: NodeTool, arguments: dict[str, Any], call_id: str | None) -> Any:
-        place = place_of(tool.name)
-        off = self.saver._off
-        await off(lambda: self._stand(place))
-        await off(lambda: self.saver.hold(place.thread))
-        task: _Task | None = None
-        try:
-            task = await off(lambda: self._open(place))
-            served = Served(tool, task.flow, place)
-            return served.result(await drive_async(self._script(task, place, served, arguments, call_id), off))
-        except Bubbled as bubbled:
-            raise bubbled.bubble from None
-        except RunEnded as ended:
-            raise loud(ended.error) from ended
-        finally:
-            status = self._left(place, task)
-            await off(lambda: self.saver.let_go(place.thread, status))
+        place, saver = place_of(tool.name), self.saver
+        with _loudly():
+            for key in self._stands_on(place):
+                await saver.await_stored(key)
+            await saver.ahold(lambda: saver.hold(place.thread), lambda: saver.let_go(place.thread))
+            task: _Task | None = None
+            try:
+                task = await saver._off(lambda: self._open(place))
+                served = Served(tool, task.flow, place)
+                return served.result(await drive_async(self._script(task, place, served, arguments, call_id), saver._off))
+            finally:
+                status = self._left(place, task)
+                await saver.agive(lambda: saver.let_go(place.thread, status))
 
     def _left(self, place: Place, task: _Task | None) -> str:
         """How a call leaves its thread. If nobody knows whether something happened, the run puts nothing more, whatever the node makes of
         the error: a write that was interrupted is no less open because the interrupt was swallowed."""
-        ended = None if task is None else task.flow.ended
-        if ended is None:
+        if task is None:
             return "idle"
-        self.saver._records.doubt(place.thread, place.task, loud(ended.error))
-        return "waiting" if isinstance(ended.error, InDoubt) else "idle"
+        with task.lock:
+            task.busy -= 1
+        if task.flow.ended is not None:
+            self.saver._records.doubt(place.thread, place.task, loud(task.flow.ended.error))
+            return "waiting" if isinstance(task.flow.ended.error, InDoubt) else "idle"
+        with task.flow.lock:
+            paused = any(row.status == "paused" for row in task.flow.journal.rows.values())
+        return "waiting" if paused else "idle"
 
     def _script(self, task: _Task, place: Place, served: Served, arguments: dict[str, Any], call_id: str | None) -> Script[Any]:
         tool = served.tool
@@ -264,26 +270,24 @@ class ToolJournal:
         served.call_id = f"{place.task}|{call_id}"
         return task.flow.call(tool, arguments, served.call_id, None)
 
-    def _stand(self, place: Place) -> None:
-        """Wait until all checkpoints are stored that the call's name follows from."""
-        records = self.saver._records
-        for ns, id in place.checkpoints:
-            if not records.has_seen(place.thread, ns):
-                raise loud(
-                    UsageError(
-                        f"a call in the namespace {ns!r} cannot be recorded",
-                        "the subgraph keeps no checkpoints (checkpointer=False), so that its tasks have other names after a crash"
-                        if ns
-                        else "the graph's checkpointer is not the saver of this journal",
-                        "Compile it without checkpointer=False."
-                        if ns
-                        else "Compile it with the very saver that the journal was given.",
-                    )
+    def _stands_on(self, place: Place) -> list[Key]:
+        """The checkpoints that the call's name follows from."""
+        saver, records = self.saver, self.saver._records
+        if getattr(place.checkpointer, "_records", None) is not records:
+            raise UsageError(
+                "a call cannot be recorded here",
+                "the graph's checkpointer is not the saver of this journal",
+                "Compile the graph with the very saver that the journal was given.",
+            )
+        keys = [(place.thread, ns, id) for ns, id in place.checkpoints]
+        for key in keys:
+            if key[1] and not records.has_seen(*key[:2]) and records.node(key) is None and saver._node(*key) is None:
+                raise UsageError(
+                    f"a call in the namespace {key[1]!r} cannot be recorded",
+                    "the subgraph keeps no checkpoints (checkpointer=False), so that its tasks have other names after a crash",
+                    "Compile it without checkpointer=False.",
                 )
-            try:
-                self.saver.wait_stored((place.thread, ns, id))
-            except SafepointError as error:
-                raise loud(error) from error
+        return keys
 
     def _open(self, place: Place) -> _Task:
         """The task's journal, read anew for each execution of it."""
@@ -291,13 +295,18 @@ class ToolJournal:
         ns, id = place.checkpoints[0]
         root = saver._node(place.thread, ns, id)
         if root is None:
-            raise loud(NotFound(f"checkpoint {id} of thread {place.thread!r} is gone", "", "Run the graph again."))
+            raise NotFound(f"checkpoint {id} of thread {place.thread!r} is gone", "", "Run the graph again.")
+        if others := [
+            row for row in saver._records.doubts(place.thread) if not (row.call_id or "").startswith(f"{place.task}|")
+        ]:
+            # A new input, or an older checkpoint, is no way past it.
+            raise in_doubt_error(place.thread, *others)
         with self._lock:
             task = self._tasks.get(key)
             if task is None:
                 node = _Node()
                 flow = Flow(
-                    cp=cast(Any, SimpleNamespace(store=saver.store, registry=saver.form.registry)),
+                    cp=cast(Any, None),
                     task=place.thread,
                     guard=cast(Any, saver._records.standing(place.thread)[1]),
                     presumed=0,
@@ -315,21 +324,48 @@ class ToolJournal:
             flow.guard, flow.presumed = grant.guard, grant.presumed
             flow.settle_from = saver._records.since(place.thread)
             if not place.attempt.is_same(task.attempt):
+                if task.busy:
+                    raise CallInProgress(
+                        f"task {place.task} of thread {place.thread!r} is being executed",
+                        "another run of this process is at it, and a call of it is under way",
+                        "Wait for that run.",
+                        task=place.thread,
+                    )
+                # The graph's own saver knows the classes of its schema.
+                flow.cp = cast(Any, SimpleNamespace(store=saver.store, registry=place.checkpointer.form.registry))
                 flow.base = Base(saver.store, place.thread, root.head, None, Control())
                 step = self._step(place, root)
                 rows, _ = saver.store.calls(place.thread, line=1, from_step=step, bodies=False)
                 flow.step, flow.ended, flow.seen = step, None, 0
+                # A result that the store could not take belongs to a hold that is over; that its call still stands as it did is compared.
+                flow.unwritten = [(replace(commit, guard=grant.guard), row) for commit, row in flow.unwritten]
                 flow.flush()
                 flow.journal = StepJournal(r for r in rows if r.step == step and (r.call_id or "").startswith(f"{place.task}|"))
                 flow.journal.scope = 1
                 saver._records.settle(place.thread, place.task)
                 task.asked.clear()
                 task.attempt = place.attempt
+            task.busy += 1
         return task
 
     def _step(self, place: Place, root: Any) -> int:
         rows = self.saver.store.headers(place.thread, before=root.head.seq + 1, limit=1)
         return rows[0].step if rows and rows[0].seq == root.head.seq else 0
+
+
+@contextlib.contextmanager
+def _loudly() -> Iterator[None]:
+    """Let every error of the library end the run of the graph, but that a tool failed: to a ToolNode all others would be the tool's."""
+    try:
+        yield
+    except CallFailed:
+        raise
+    except Bubbled as bubbled:
+        raise bubbled.bubble from None
+    except RunEnded as ended:
+        raise loud(ended.error) from ended
+    except SafepointError as error:
+        raise loud(error) from error
 
 
 def _message(result: Any, name: str, call_id: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from langgraph.config import get_config
 from langgraph.errors import GraphBubbleUp
@@ -16,25 +16,27 @@ __all__ = ["Attempt", "Place", "loud", "place_of"]
 _kinds: dict[type[SafepointError], type[SafepointError]] = {}
 
 
-def _bubbling(cls: type[SafepointError]) -> type[SafepointError]:
-    """The same error as one that no node and no ToolNode takes for a tool's own, to go on past it."""
-    if cls not in _kinds:
-        _kinds[cls] = _bubbling_class(cls)
-    return _kinds[cls]
+class _Loud(GraphBubbleUp):
+    """What no node and no ToolNode takes for a tool's own error, to go on past it."""
 
+    plain: SafepointError
 
-def _bubbling_class(cls: type[SafepointError]) -> type[SafepointError]:
-    return type(
-        cls.__name__, (cls, GraphBubbleUp), {"__module__": cls.__module__, "__doc__": cls.__doc__, "__reduce__": cls.__reduce__}
-    )
+    def __reduce__(self) -> Any:
+        return loud, (self.plain,)
 
 
 def loud(error: SafepointError) -> SafepointError:
-    made = _bubbling(type(error)).__new__(_bubbling(type(error)))
+    """The same error, to be caught by its own name, as one that ends the run of a graph."""
+    if isinstance(error, _Loud):
+        return error
+    cls = type(error)
+    if cls not in _kinds:
+        _kinds[cls] = type(cls.__name__, (_Loud, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+    made: Any = _kinds[cls].__new__(_kinds[cls])
     made.__dict__.update(error.__dict__)
     made.args = error.args
-    made.__cause__ = error
-    return made
+    made.plain = made.__cause__ = error
+    return cast(SafepointError, made)
 
 
 class Attempt:
@@ -63,6 +65,8 @@ class Place:
     checkpoints: tuple[tuple[str, str], ...]
     """Namespace and id of the checkpoint that each graph around the call runs on, the root graph first."""
     scratchpad: Any
+    checkpointer: Any
+    """The graph's own."""
 
 
 def place_of(what: str) -> Place:
@@ -95,4 +99,5 @@ def place_of(what: str) -> Place:
     for ns, id in sorted(at.items(), key=lambda item: len(item[0])):
         graphs.setdefault(id, ns)  # a function under @task runs on its entrypoint's checkpoint, and is no graph
     around = tuple((ns, id) for id, ns in graphs.items())
-    return Place(str(named["thread_id"]), task, attempt, around, named.get("__pregel_scratchpad"))
+    pad, saver = named.get("__pregel_scratchpad"), named.get("__pregel_checkpointer")
+    return Place(str(named["thread_id"]), task, attempt, around, pad, saver)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 from safepoint.adapters.langgraph.versions import moment
 from safepoint.errors import SafepointError
 from safepoint.model import now, to_us
-from safepoint.rows import Grant, Guard, Head
+from safepoint.rows import CallRow, Grant, Guard, Head
 from safepoint.stores import holder
 from safepoint.stores.forking import each_at_fork
 
@@ -161,16 +161,19 @@ class Records:
 
     def open(self, thread: str, block: Any) -> None:
         with self._changed:
-            blocks = self._blocks[thread]
-            del blocks[block]
+            blocks = self._blocks.get(thread, {})
+            blocks.pop(block, None)
             if not blocks:
-                del self._blocks[thread]
+                self._blocks.pop(thread, None)
 
     def admit(self, thread: str, inside: Collection[Any]) -> None:
         """LeaseHeld unless no block has the thread, or one that the caller is in."""
-        blocks = self._blocks.get(thread)
-        if blocks and not any(block in inside for block in blocks):
-            raise holder.lease_held(thread, holder.describe("langgraph"), min(blocks.values()))
+        with self._changed:
+            blocks = self._blocks.get(thread)
+            if not blocks or any(block in inside for block in blocks):
+                return
+            since = min(blocks.values())
+        raise holder.lease_held(thread, holder.describe("langgraph"), since)
 
     # -- leases that this saver holds
 
@@ -187,7 +190,7 @@ class Records:
         with nullcontext() if hold is None else hold.lock:
             return self.standing(thread)[0]
 
-    def take(self, thread: str, acquire: Callable[[], Grant]) -> Grant:
+    def take(self, thread: str, acquire: Callable[[], Grant], doubts: Callable[[], tuple[CallRow, ...]] = tuple) -> Grant:
         """Hold a thread, together with whoever of this process holds it already. ``give`` has to follow."""
         with self._changed:
             hold = self._holds.setdefault(thread, _Hold())
@@ -195,8 +198,9 @@ class Records:
         try:
             with hold.lock:
                 if hold.grant is None:
+                    hold.doubts = doubts()
                     grant = acquire()
-                    hold.since = time.monotonic()
+                    hold.since, hold.status = time.monotonic(), "waiting" if hold.doubts else "idle"
                     self._turn(thread, hold, grant)
                 assert hold.grant is not None
                 return hold.grant
@@ -204,13 +208,18 @@ class Records:
             self._less(thread, hold)
             raise
 
-    def give(self, thread: str, release: Callable[[Grant], None]) -> None:
-        hold = self._holds[thread]
+    def give(self, thread: str, release: Callable[[Grant, str], None], status: str) -> None:
+        """``status`` is what the thread is to be left as: of all that held it together, "waiting" stands before "idle"."""
+        hold = self._holds.get(thread)
+        if hold is None:
+            return  # in a forked child, which holds nothing
         with hold.lock:  # over the release, too: who takes the thread meanwhile waits for it
+            if status != "idle":
+                hold.status = status
             if self._less(thread, hold, last=False) and hold.grant is not None:
                 grant = hold.grant
                 try:
-                    release(grant)
+                    release(grant, hold.status)
                 finally:
                     self._turn(thread, hold, None)
             self._drop(thread, hold)
@@ -236,6 +245,11 @@ class Records:
             if not hold.users and hold.grant is None and self._holds.get(thread) is hold:
                 del self._holds[thread]
 
+    def doubts(self, thread: str) -> tuple[CallRow, ...]:
+        """The calls that were in doubt when the hold began."""
+        hold = self._holds.get(thread)
+        return () if hold is None else hold.doubts
+
     def since(self, thread: str) -> float:
         """When the hold began, on this machine's clock."""
         hold = self._holds.get(thread)
@@ -248,3 +262,5 @@ class _Hold:
         self.users = 0
         self.grant: Grant | None = None
         self.since = 0.0
+        self.status = "idle"
+        self.doubts: tuple[CallRow, ...] = ()

@@ -191,22 +191,38 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
             NotFound: the parent is gone. LeaseHeld: somebody else holds the thread (``exclusive``).
             RefusedType: a value of a class that was neither declared nor trusted.
         """
+        return self._stored(config, checkpoint, metadata, new_versions, _above(Where.of(config), config, metadata))
+
+    def _stored(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+        after: Sequence[Key],
+    ) -> RunnableConfig:
+        """Put, after those ``after`` are stored: so that a subgraph leaves nothing behind in a run that has lost already."""
         origin = origin_of(checkpoint["channel_versions"].values())
         where = Where.of(config)
-        key = (where.thread, where.ns, checkpoint["id"])
         try:
             self._records.refuse_doubtful(where.thread, born=None if origin is None else origin.born)
-            for above in _above(where, config, metadata):
-                self.wait_stored(above)  # so that a subgraph leaves nothing behind in a run that has lost already
+            for above in after:
+                self.wait_stored(above)
             self._put(config, where, checkpoint, metadata, new_versions)
         except BaseException as error:
-            if origin is not None:
-                origin.failed = error
-            self._records.failed(key, error)
-            # LangGraph shows a node's own error instead, if there is one too: then this line is all that is left of it.
-            log.warning("put of %s/%s %s failed: %s: %s", *key, type(error).__name__, error)
+            self._failed(where, checkpoint, error)
             raise
         return {"configurable": {"thread_id": where.given, "checkpoint_ns": where.ns, "checkpoint_id": checkpoint["id"]}}
+
+    def _failed(self, where: Where, checkpoint: Checkpoint, error: BaseException) -> None:
+        """Let the run know of a put that did not land, and whoever waits for it."""
+        key = (where.thread, where.ns, checkpoint["id"])
+        origin = origin_of(checkpoint["channel_versions"].values())
+        if origin is not None:
+            origin.failed = error
+        self._records.failed(key, error)
+        # LangGraph shows a node's own error instead, if there is one too: then this line is all that is left of it.
+        log.warning("put of %s/%s %s failed: %s: %s", *key, type(error).__name__, error)
 
     def _put(
         self,
@@ -332,6 +348,18 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
             if time.monotonic() > until:
                 raise _gone(key[0], key[2])
 
+    async def await_stored(self, key: Key) -> None:
+        """``wait_stored`` on an event loop, and on no thread: those may all be needed for what is waited for."""
+        pause, until = 0.001, time.monotonic() + PATIENCE
+        while not self._records.known(key):
+            if pause > LONG and await self._off(lambda: self._node(*key)) is not None:
+                return
+            if time.monotonic() > until:
+                raise _gone(key[0], key[2])
+            await asyncio.sleep(pause)
+            pause = min(1.0, pause * 1.5)
+        self._records.wait(key, 0)  # raises why its put failed
+
     def _node(self, thread: str, ns: str, id: str) -> Node | None:
         """A stored checkpoint, from memory or from the store."""
         node = self._records.node((thread, ns, id))
@@ -413,8 +441,16 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
 
     def delete_thread(self, thread_id: str) -> None:
         """Remove all of a thread. Nothing happens if there is none."""
-        self._records.forget(str(thread_id))
-        self.store.delete_task(check_id(str(thread_id)))
+        thread = check_id(str(thread_id), "thread_id")
+        if self._records.standing(thread)[1] is not None:
+            raise UsageError(
+                f"thread {thread!r} cannot be deleted now",
+                "this process holds it: in a block that is exclusive, or for a tool that runs",
+                "Delete it after that.",
+                task=thread,
+            )
+        self._records.forget(thread)
+        self.store.delete_task(thread)
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Remove the checkpoints of these runs, and their writes. What a later checkpoint's delta channels are made of stays, unseen."""
@@ -471,15 +507,14 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
     async def aput(
         self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata, new_versions: ChannelVersions
     ) -> RunnableConfig:
-        for above in _above(Where.of(config), config, metadata):
-            # Waited for here, and not on a thread: those may all be needed for what is waited for.
-            pause, until = 0.001, time.monotonic() + PATIENCE
-            while not self._records.known(above) and time.monotonic() < until:
-                if pause > LONG and await self._off(lambda above=above: self._node(*above)) is not None:  # type: ignore[misc]
-                    break
-                await asyncio.sleep(pause)
-                pause = min(1.0, pause * 1.5)
-        return await self._off(lambda: self.put(config, checkpoint, metadata, new_versions))
+        where = Where.of(config)
+        try:
+            for above in _above(where, config, metadata):
+                await self.await_stored(above)
+        except BaseException as error:
+            self._failed(where, checkpoint, error)
+            raise
+        return await self._off(lambda: self._stored(config, checkpoint, metadata, new_versions, ()))
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""

@@ -162,4 +162,8 @@ def decide(
             return Verdict.FORK
         if origin.how == "id" and source != "loop":
             return Verdict.FORK
+        if origin.how == "new" and not parentless and source != "loop":
+            return (
+                Verdict.FORK
+            )  # from the stub that LangGraph puts where a run stored nothing else: it has no versions to tell by
     return Verdict.CONFLICT
