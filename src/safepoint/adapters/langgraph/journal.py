@@ -335,11 +335,11 @@ class ToolJournal:
                 flow.cp = cast(Any, SimpleNamespace(store=saver.store, registry=place.checkpointer.form.registry))
                 flow.base = Base(saver.store, place.thread, root.head, None, Control())
                 step = self._step(place, root)
-                rows, _ = saver.store.calls(place.thread, line=1, from_step=step, bodies=False)
                 flow.step, flow.ended, flow.seen = step, None, 0
                 # A result that the store could not take belongs to a hold that is over; that its call still stands as it did is compared.
                 flow.unwritten = [(replace(commit, guard=grant.guard), row) for commit, row in flow.unwritten]
                 flow.flush()
+                rows, _ = saver.store.calls(place.thread, line=1, from_step=step, bodies=False)
                 flow.journal = StepJournal(r for r in rows if r.step == step and (r.call_id or "").startswith(f"{place.task}|"))
                 flow.journal.scope = 1
                 saver._records.settle(place.thread, place.task)
