@@ -118,9 +118,9 @@ def test_a_lost_update_is_refused_and_the_switch_lets_it_be(path: Path) -> None:
             config: Any = {"configurable": {"thread_id": conflicts}}
             ran: list[str] = []
 
-            def overtaken(state: Items, saver: SafepointSaver = saver, config: Any = config, ran: list[str] = ran) -> Any:
+            def overtaken(state: Items, saver: SafepointSaver = saver, at: Any = config, ran: list[str] = ran) -> Any:
                 ran.append("n")
-                elsewhere(saver, "other", config)
+                elsewhere(saver, "other", at)
                 return {"items": ["mine"]}
 
             if conflicts == "refuse":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -16,7 +16,7 @@ from safepoint.adapters.langgraph.versions import Origin, marked
 from safepoint.codec import states
 from safepoint.errors import Damaged, InvalidState, SafepointError, UsageError
 from safepoint.model import Obj, check_id
-from safepoint.rows import CheckpointRow, Head, WriteRow
+from safepoint.rows import CheckpointRow, Head, WriteRow, replace
 
 if TYPE_CHECKING:
     from safepoint.adapters.langgraph.saver import SafepointSaver
@@ -45,7 +45,7 @@ class Where:
     @classmethod
     def of(cls, config: RunnableConfig) -> Self:
         named = config.get("configurable", {})
-        if "thread_id" not in named:
+        if named.get("thread_id") is None:
             raise UsageError(
                 "the config names no thread",
                 "config['configurable'] has no 'thread_id'",
@@ -133,57 +133,97 @@ def load(saver: SafepointSaver, where: Where) -> CheckpointTuple | None:
         found = store.read(where.thread, space=where.ns, id=where.id)
         if found is None:
             return None
-        row, objects = found
-        newest = max((b.head.seq for b in store.branches(where.thread, where.ns)), default=row.seq)
-        rows, held = store.writes(where.thread, space=where.ns, checkpoints=[row.id])
-        if any(write.writer == HIDDEN for write in rows):
-            return None
-        return _tuple(saver, where, row, objects, rows, held, Origin("id", newest=row.seq >= newest))
-    if where.ns == "":
-        found = store.read(where.thread)
-    else:
-        heads = [b.head for b in store.branches(where.thread, where.ns)]
-        found = store.read(where.thread, space=where.ns, seq=max(heads).seq) if heads else None
-    if found is None:
-        return None
+        newest = max((b.head.seq for b in store.branches(where.thread, where.ns)), default=found[0].seq)
+        return _seen(saver, where, *found, Origin("id", newest=found[0].seq >= newest))
+    head = None
     try:
-        return _newest(saver, where, *found, Origin("latest"))
+        if where.ns == "":
+            found = store.read(where.thread)
+        else:
+            heads = [b.head.seq for b in store.branches(where.thread, where.ns)]
+            head = max(heads, default=None)
+            found = None if head is None else store.read(where.thread, space=where.ns, seq=head)
+        if found is None:
+            return None
+        head = found[0].seq
+        return _seen(saver, where, *found, Origin("latest"))
     except Damaged as damage:
-        return _fallen_back(saver, where, found[0].seq, damage)
+        if damage.details.get("rolled_back"):
+            raise  # what the thread did since is on no record: not to be gone on from unseen
+        return _fallen_back(saver, where, head, damage)
 
 
-def _newest(
+def _seen(
     saver: SafepointSaver, where: Where, row: CheckpointRow, objects: Mapping[bytes, Obj], origin: Origin
-) -> CheckpointTuple:
+) -> CheckpointTuple | None:
+    """The checkpoint with its writes; None if it was deleted and is only kept for what others are made of."""
     rows, held = saver.store.writes(where.thread, space=where.ns, checkpoints=[row.id])
+    if any(write.writer == HIDDEN for write in rows):
+        return None
     return _tuple(saver, where, row, objects, rows, held, origin)
 
 
-def _fallen_back(saver: SafepointSaver, where: Where, head: int, damage: Damaged) -> CheckpointTuple | None:
-    """The newest checkpoint before a damaged one that can be loaded: named in the error, or taken."""
+def _fallen_back(saver: SafepointSaver, where: Where, head: int | None, damage: Damaged) -> CheckpointTuple | None:
+    """The newest checkpoint before a damaged one that can be loaded: named in the error, or taken.
+
+    Only what is damaged is passed over. What the store cannot tell just now may well be sound.
+    """
+    try:
+        good, skipped = _sound_before(saver, where, _head(saver, where) if head is None else head)
+    except SafepointError as error:
+        if saver.auto and not isinstance(error, Damaged):
+            raise
+        raise damage from error
+    if good is None:
+        raise damage
+    row, found = good
+    if not saver.auto:
+        damage.remedy = (
+            f"The newest sound one is {where.thread}@{row.seq}: go on from it with checkpoint_id={row.id!r}, "
+            "or open SafepointSaver(…, recover='auto'). The damaged one is left as it is."
+        )
+        raise damage
+    gone = ", ".join(map(str, skipped))
+    log.warning("thread %s goes on from %s@%d (skipped %s: damaged)", where.thread, where.thread, row.seq, gone)
+    return found
+
+
+def _head(saver: SafepointSaver, where: Where) -> int:
+    """The number of the newest checkpoint of a namespace, where the store could not even read that."""
+    task = saver.store.task(where.thread) if where.ns == "" else None
+    if task is not None and task.head is not None:
+        return task.head.seq
+    return max((b.head.seq for b in saver.store.branches(where.thread, where.ns)), default=0)
+
+
+def _sound_before(
+    saver: SafepointSaver, where: Where, head: int
+) -> tuple[tuple[CheckpointRow, CheckpointTuple] | None, list[int]]:
+    """The newest one below a number that can be loaded, and the numbers that cannot."""
     skipped = [head]
-    before: int | None = head
-    while page := saver.store.headers(where.thread, space=where.ns, before=before, limit=PAGE):
-        for header in page:
-            try:
-                found = saver.store.read(where.thread, space=where.ns, seq=header.seq)
-                if found is None:
-                    continue
-                good = _newest(saver, where, *found, Origin("fallback"))
-            except SafepointError:
-                skipped.append(header.seq)
-                continue
-            if not saver.auto:
-                damage.remedy = (
-                    f"The newest sound one is {where.thread}@{header.seq}: go on from it with checkpoint_id={header.id!r}, "
-                    "or open SafepointSaver(…, recover='auto'). The damaged one is left as it is."
-                )
-                raise damage
-            gone = ", ".join(map(str, skipped))
-            log.warning("thread %s goes on from %s@%d (skipped %s: damaged)", where.thread, where.thread, header.seq, gone)
-            return good
-        before = page[-1].seq
-    raise damage
+    for header in _below(saver, where, head):
+        try:
+            found = saver.store.read(where.thread, space=where.ns, seq=header.seq)
+            good = None if found is None else _seen(saver, where, *found, Origin("fallback"))
+        except Damaged:
+            skipped.append(header.seq)
+            continue
+        if good is not None:
+            return (header, good), skipped
+    return None, skipped
+
+
+def _below(saver: SafepointSaver, where: Where, before: int) -> Iterator[CheckpointRow]:
+    """The checkpoints of a namespace below a number, from the newest on."""
+    at: int | None = before
+    try:
+        while page := saver.store.headers(where.thread, space=where.ns, before=at, limit=PAGE):
+            yield from page
+            at = page[-1].seq
+    except Damaged:  # the store lists none where it has lost one; a walk tells of what is left
+        rows = (part for part in saver.store.walk(where.thread) if isinstance(part, CheckpointRow))
+        left = {row.seq: replace(row, root=b"", refs=b"") for row in rows if row.space == where.ns and row.seq < cast(int, at)}
+        yield from (left[seq] for seq in sorted(left, reverse=True))
 
 
 def _tuple(
@@ -245,25 +285,38 @@ class _Before:
     saver: SafepointSaver
     thread: str
     id: str
-    seqs: dict[tuple[str, str], int] = field(default_factory=dict)
+    own: dict[str, int | None] = field(default_factory=dict)
+    """The cursor's number in each namespace, where it has one."""
+    roots: dict[str, int] = field(default_factory=dict)
+    """Numbers of the root graph's checkpoints, from the newest down to ``down``: as far as they were asked for."""
+    down: int | None = None
+    size: int = PAGE
 
-    def seq(self, ns: str, id: str) -> int | None:
-        if not any(space == ns for space, _ in self.seqs):
-            self.seqs |= {(ns, row.id): row.seq for row in self.saver.store.headers(self.thread, space=ns)}
-            self.seqs[ns, ""] = 0
-        return self.seqs.get((ns, id))
+    def seq(self, ns: str) -> int | None:
+        if ns not in self.own:
+            node = self.saver._records.node((self.thread, ns, self.id))
+            if node is not None:
+                self.own[ns] = node.head.seq
+            else:
+                found = self.saver.store.read(self.thread, space=ns, id=self.id)
+                self.own[ns] = None if found is None else found[0].seq
+        return self.own[ns]
+
+    def root(self, id: str) -> int | None:
+        while id not in self.roots and self.size:
+            rows = self.saver.store.headers(self.thread, before=self.down, limit=self.size)
+            self.roots |= {row.id: row.seq for row in rows}
+            self.down, self.size = (rows[-1].seq, min(2 * self.size, 1024)) if rows else (self.down, 0)
+        return self.roots.get(id)
 
     def takes(self, header: Header) -> bool:
         row = header.row
-        if (own := self.seq(row.space, self.id)) is not None:
+        if (own := self.seq(row.space)) is not None:
             return row.seq < own
         parents = header.metadata.get("parents")
         root = parents.get("") if isinstance(parents, dict) else None
-        cursor = self.seq("", self.id)
-        if root is not None and cursor is not None:
-            ran_under = self.seq("", root)
-            if ran_under is not None:
-                return ran_under < cursor
+        if root is not None and (cursor := self.seq("")) is not None and (ran_under := self.root(root)) is not None:
+            return ran_under < cursor
         return (root or row.id) < self.id
 
 
@@ -280,17 +333,11 @@ def pages(
     left = limit
     cursor: str | None = before.get("configurable", {}).get("checkpoint_id") if before else None
     for where, ns in _wheres(saver, config):
-        at: int | None = None
         past = _Before(saver, where.thread, cursor) if cursor else None
-        # Nothing is passed over, unless something has to be: then pages are large.
-        size = PAGE if left is None or filter or past or where.id else min(left, PAGE)
-        while rows := saver.store.headers(where.thread, space=ns, before=at, limit=size, roots=True):
-            at = rows[-1].seq
+        for rows in _rows(saver, where, ns, past, left if not filter else None):
             found = []
             for row in rows:
                 header = Header.of(saver.form, row)
-                if where.id is not None and row.id != where.id:
-                    continue
                 if past is not None and not past.takes(header):
                     continue
                 if filter and not _passes(header, filter, saver, where.thread):
@@ -303,6 +350,25 @@ def pages(
                 left -= len(page)
                 if left <= 0:
                     return
+
+
+def _rows(
+    saver: SafepointSaver, where: Where, ns: str | None, past: _Before | None, wanted: int | None
+) -> Iterator[list[CheckpointRow]]:
+    """What may be in a list of this thread, a page at a time; of one id what has it."""
+    store, thread = saver.store, where.thread
+    if where.id is not None:
+        spaces = sorted({b.space for b in store.branches(thread, None)}) if ns is None else [ns]
+        named = [found[0] for space in spaces if (found := store.read(thread, space=space, id=where.id)) is not None]
+        if named:
+            yield sorted(named, key=lambda row: -row.seq)
+        return
+    at = None if past is None or ns is None else past.seq(ns)
+    # Nothing is passed over, unless something has to be: then pages are large.
+    size = PAGE if wanted is None or (past is not None and at is None) else min(wanted, PAGE)
+    while rows := store.headers(thread, space=ns, before=at, limit=size, roots=True):
+        yield rows
+        at = rows[-1].seq
 
 
 def _wheres(saver: SafepointSaver, config: RunnableConfig | None) -> Iterator[tuple[Where, str | None]]:
@@ -321,12 +387,34 @@ def _wheres(saver: SafepointSaver, config: RunnableConfig | None) -> Iterator[tu
 def _passes(header: Header, filter: Mapping[str, Any], saver: SafepointSaver, thread: str) -> bool:
     metadata = header.metadata
     if header.partial:
-        metadata = header.whole(unpacked(saver.form, thread, header.row, {}))
+        try:
+            metadata = header.whole(unpacked(saver.form, thread, header.row, _fetched(saver, thread, header.row)))
+        except Damaged as damage:
+            if not saver.auto:
+                raise
+            _left_out(thread, header.row, damage)
+            return False
     return all(key in metadata and _same(metadata[key], value) for key, value in filter.items())
 
 
 def _same(there: Any, wanted: Any) -> bool:
     return bool(there == wanted) and isinstance(there, bool) == isinstance(wanted, bool)
+
+
+def _fetched(saver: SafepointSaver, thread: str, row: CheckpointRow) -> Callable[[], Mapping[bytes, Obj]]:
+    """What brings a checkpoint's objects when the first of them is needed."""
+
+    def objects() -> Mapping[bytes, Obj]:
+        found = saver.store.read(thread, space=row.space, seq=row.seq)
+        if found is None:
+            raise Damaged(f"{thread}@{row.seq} is gone", "it was deleted after it was listed", "List the thread again.")
+        return found[1]
+
+    return objects
+
+
+def _left_out(thread: str, row: CheckpointRow, damage: Damaged) -> None:
+    log.warning("%s@%d is left out of a list: %s", thread, row.seq, damage)
 
 
 def _shown(saver: SafepointSaver, where: Where, headers: Sequence[Header]) -> Iterator[CheckpointTuple]:
@@ -342,24 +430,18 @@ def _shown(saver: SafepointSaver, where: Where, headers: Sequence[Header]) -> It
         row = header.row
         if (row.space, row.id) in hidden:
             continue
-
-        def objects(row: CheckpointRow = row) -> Mapping[bytes, Obj]:
-            found = store.read(thread, space=row.space, seq=row.seq)
-            if found is None:
-                raise Damaged(f"{thread}@{row.seq} is gone", "it was deleted after it was listed", "List the thread again.")
-            return found[1]
-
         try:
-            loaded = unpacked(saver.form, thread, row, objects)
+            loaded = unpacked(saver.form, thread, row, _fetched(saver, thread, row))
+            metadata = header.whole(loaded)
         except Damaged as damage:
             if not saver.auto:
                 raise
-            log.warning("%s@%d is left out of a list: %s", thread, row.seq, damage)
+            _left_out(thread, row, damage)
             continue
         yield CheckpointTuple(
             config=where.config(row.id, row.space),
             checkpoint=_marked(loaded.checkpoint, Origin("listed", newest=False)),
-            metadata=cast(Any, header.whole(loaded)),
+            metadata=cast(Any, metadata),
             parent_config=None if header.parent is None else where.config(header.parent, row.space),
             pending_writes=writes.get((row.space, row.id), []),
         )
@@ -399,11 +481,7 @@ def delta_history(saver: SafepointSaver, where: Where, channels: Sequence[str]) 
                 if write[1] in wanted:
                     collected[write[1]].append(write)
 
-            def objects(row: CheckpointRow = row) -> Mapping[bytes, Obj]:
-                there = store.read(thread, space=where.ns, seq=row.seq)
-                return {} if there is None else there[1]
-
-            values = unpacked(saver.form, thread, row, objects).checkpoint["channel_values"]
+            values = unpacked(saver.form, thread, row, _fetched(saver, thread, row)).checkpoint["channel_values"]
             for channel in [c for c in wanted if c in values]:
                 seeds[channel] = values[channel]
                 wanted.discard(channel)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from safepoint import imaging
 from safepoint.adapters.langgraph.pruning import Item, Ref, beyond_latest, plan, with_subgraphs
 from safepoint.adapters.langgraph.reading import HIDDEN, MARK, Header
-from safepoint.errors import Conflict, LeaseHeld, NotFound, SafepointError, UsageError
+from safepoint.errors import Conflict, Damaged, LeaseHeld, NotFound, SafepointError, UsageError
 from safepoint.model import check_id, new_id, now
 from safepoint.rows import BranchWrite, Commit, TaskPatch, WriteRow, replace
 from safepoint.rules import retention
@@ -88,17 +88,20 @@ def _hide(saver: SafepointSaver, thread: str, refs: list[Ref], moves: Sequence[B
 
 
 def delete_runs(saver: SafepointSaver, runs: Collection[str]) -> None:
-    if not runs:
-        return
-    for thread in _threads(saver):
-        items = [item for item, _ in items_of(saver, thread)]
-        doomed = {item.ref for item in items if item.run_id in runs}
-        if not doomed:
-            continue
-        if len(doomed) == len(items):
-            saver.delete_thread(thread)
-        else:
-            remove(saver, thread, doomed)
+    """Thread by thread. One that cannot be read, or that somebody holds, is told of after the others are done."""
+    failed: SafepointError | None = None
+    for thread in _threads(saver) if runs else ():
+        try:
+            items = [item for item, _ in items_of(saver, thread)]
+            doomed = {item.ref for item in items if item.run_id in runs}
+            if doomed and len(doomed) == len(items):
+                saver.delete_thread(thread)
+            elif doomed:
+                remove(saver, thread, doomed)
+        except (Damaged, LeaseHeld, UsageError) as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
 
 
 def _threads(saver: SafepointSaver) -> list[str]:
