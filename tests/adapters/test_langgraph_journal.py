@@ -368,6 +368,32 @@ def test_calls_that_come_in_another_order(saver: SafepointSaver) -> None:
     assert set(world.done.values()) == {1}
 
 
+def test_a_failure_is_not_gone_past_by_a_call_beside_it(saver: SafepointSaver) -> None:
+    world = World()
+
+    @tool
+    def flaky(to: str) -> str:
+        """Fail once."""
+        return world.act("flaky", to)
+
+    @tool
+    def ok(to: str) -> str:
+        """Come later."""
+        time.sleep(0.1)
+        return world.act("ok", to)
+
+    journal = ToolJournal(saver, tools={"flaky": "read", "ok": "read"})
+    node = ToolNode([flaky, ok], handle_tool_errors=False, wrap_tool_call=journal.wrap_tool_call)
+    calls = [{"name": name, "args": {"to": "1"}, "id": name} for name in ("flaky", "ok")]
+    builder = StateGraph(MessagesState).add_node("reply", lambda _: {"messages": [AIMessage("", tool_calls=calls)]})
+    builder.add_node("tools", node, retry_policy=RetryPolicy(initial_interval=0.001, max_attempts=3, retry_on=ConnectionError))
+    graph = builder.add_edge(START, "reply").add_edge("reply", "tools").compile(checkpointer=saver)
+    world.fail["flaky"] = ConnectionError("once")
+    found = graph.invoke({"messages": [("user", "go")]}, CONFIG)["messages"]
+    assert [(m.content, m.status) for m in found[2:]] == [("flaky 1", "success"), ("ok 1", "success")]
+    assert world.done == {"flaky 1": 2, "ok 1": 1}
+
+
 class Items(TypedDict):
     items: Annotated[list[str], operator.add]
 

@@ -228,7 +228,7 @@ class Told:
                 raise RuntimeError("the tool has failed, and its ToolNode made a message of it")
         return result  # also a message of a ToolNode that did not reach the tool: the arguments do not fit, or there is no such tool
 
-    def failed(self, error: CallFailed, name: str, call_id: str) -> Any:
+    def failed(self, error: CallFailed) -> Any:
         """A failed call as LangGraph would have it: the message that its ToolNode made, or the exception itself."""
         if self.message is not None:
             return self.message
@@ -236,4 +236,4 @@ class Told:
             raise self.error
         if error.__cause__ is not None:
             raise error.__cause__
-        return ToolMessage(content=f"Error: {error.why}", name=name, tool_call_id=call_id, status="error")
+        raise error

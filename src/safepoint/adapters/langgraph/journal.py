@@ -124,7 +124,7 @@ class ToolJournal:
         try:
             return _message(self._call(made, arguments, call_id), name, call_id)
         except CallFailed as error:
-            return told.failed(error, name, call_id)
+            return told.failed(error)
 
     async def awrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
         declared = self._declared(request)
@@ -139,7 +139,7 @@ class ToolJournal:
         try:
             return _message(await self._acall(NodeTool(*declared, execute), arguments, call_id), name, call_id)
         except CallFailed as error:
-            return told.failed(error, name, call_id)
+            return told.failed(error)
 
     def _declared(self, request: ToolCallRequest) -> tuple[Tool[Any, Any] | None, str, Effect] | None:
         name = request.tool_call["name"]
@@ -267,6 +267,9 @@ class ToolJournal:
             with task.lock:
                 task.asked[told] += 1
                 call_id = f"{told}#{task.asked[told]}"
+        else:
+            # The calls of one message are made together, in threads: none of them shows that the node went past another one's failure.
+            task.flow.seen = 0
         served.call_id = f"{place.task}|{call_id}"
         return task.flow.call(tool, arguments, served.call_id, None)
 
