@@ -46,9 +46,7 @@ def _parts(one: Any) -> Any:
 
 def unequal(a: Any, b: Any, at: str = "") -> list[str]:
     """Where two values differ, exactly."""
-    for bare in (int, float, str):  # versions carry where they are from
-        if isinstance(b, bare) and type(b).__module__.startswith("safepoint"):
-            b = bare(b)
+    a, b = _bare(a), _bare(b)
     if type(a) is not type(b):
         return [f"{at}: {a!r} is a {type(a).__name__}, and {b!r} a {type(b).__name__}"]
     if isinstance(a, BaseModel):
@@ -66,3 +64,10 @@ def unequal(a: Any, b: Any, at: str = "") -> list[str]:
         same = (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
         return [] if same else [f"{at}: {a!r} and {b!r}"]
     return [] if a == b or repr(a) == repr(b) == "nan" else [f"{at}: {a!r} and {b!r}"]
+
+
+def _bare(value: Any) -> Any:
+    """Versions of ours carry where they are from."""
+    if type(value).__module__.startswith("safepoint"):
+        return next((cls(value) for cls in (int, float, str) if isinstance(value, cls)), value)
+    return value

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from safepoint.errors import MissingExtra, UsageError
 
-__all__ = ["SafepointSaver", "ToolJournal", "current_call"]
+__all__ = ["SafepointSaver", "ToolJournal", "current_call", "import_threads"]
 
 # What the tests have seen: from this version on, and below that one.
 _KNOWN = {
@@ -59,5 +59,6 @@ with contextlib.suppress(ImportError, AttributeError):
         _serde.STRICT_MSGPACK_ENABLED = True
 
 # What they need is known to be there now.
+from safepoint.adapters.langgraph.importing import import_threads  # noqa: E402
 from safepoint.adapters.langgraph.journal import ToolJournal, current_call  # noqa: E402
 from safepoint.adapters.langgraph.saver import SafepointSaver  # noqa: E402

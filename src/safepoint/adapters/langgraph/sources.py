@@ -296,7 +296,7 @@ class _Postgres(Source):
             if missing := needs - there[table]:
                 shallow = " (ShallowPostgresSaver keeps no history)" if missing >= {"checkpoint_id"} else ""
                 raise _no_layout(self.url, f"it has no table {table!r} with a column {min(missing)!r}{shallow}")
-        self._path = "task_path" if "task_path" in there["checkpoint_writes"] else "''"
+        self._path = "task_path" if "task_path" in there["checkpoint_writes"] else "''::text"
 
     def _columns(self, table: str) -> set[str]:
         sql = "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped"
