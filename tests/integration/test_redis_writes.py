@@ -135,6 +135,56 @@ def test_more_rows_and_branches_than_a_script_can_take_at_once(store: RedisStore
     assert raw.hget(key, "branches") == b"\0main\0"
 
 
+def test_a_space_costs_the_same_however_many_there_are(store: RedisStore, raw: Any, key: bytes) -> None:
+    """A subgraph of LangGraph has one for each of its calls."""
+    Writer(store).save()
+
+    def cost(do: Callable[[], Any]) -> tuple[int, int]:
+        """Commands that the server has run, in scripts too; and how long the lists are that are read."""
+        before = raw.info("commandstats")
+        do()
+        after = raw.info("commandstats")
+        calls = [after[name]["calls"] - before.get(name, {"calls": 0})["calls"] for name in ("cmdstat_hget", "cmdstat_hmget")]
+        return sum(calls), sum(raw.hstrlen(key, at) for at in [b"branches", layout.roll(b"node:new"), layout.roll(b"none")])
+
+    def look() -> None:
+        assert [b.name for b in store.branches("task")] == ["main"]
+        assert [b.name for b in store.branches("task", "node:new")] == ["main", "side"]
+        assert store.branches("task", "none") == store.branches("task", "no\0ne") == []
+
+    for name in ("main", "side"):
+        Writer(store, space="node:new", branch=name).save()
+    few = cost(look)
+    spaces = [f"node:{i:036}" for i in range(scale(400, 4_000))]
+    for space in spaces:
+        Writer(store, space=space).save(sync=False)
+    many = cost(look)
+    assert many[0] == few[0]
+    assert many[1] < few[1] + 50 * len(spaces) // 20
+    assert [b.space for b in store.branches("task", None)] == sorted(["", "node:new", "node:new", *spaces])
+    assert lost(store) == []
+    # As one that was written as a whole, and one that was mended; and none is lost to another of the same list.
+    image = image_of(store, "task")
+    assert store.write_task(replace(image, row=replace(image.row, task="copy")))
+    assert store.branches("copy", None) == store.branches("task", None)
+    raw.hdel(key, layout.roll(b"node:new"))
+    assert ("branch 'main'", "branch") in lost(store)
+    store.set_aside(image, [], [], [])
+    assert lost(store) == []
+    assert image_of(store, "task").branches == image.branches
+    raw.hset(key, "branches", raw.hget(key, "branches") + b"node:new\0main\0")
+    raw.hset(key, layout.roll(b"node:new"), raw.hget(key, layout.roll(b"node:new")).replace(b"node:new\0main\0", b""))
+    assert lost(store) == [("branch 'main'", "branch")], "it is in the list of others"
+    drops = tuple(BranchWrite(space=b.space, name=b.name, expect=b.head, to=None) for b in image.branches if b.space)
+    row = store.task("task")
+    assert row is not None
+    store.set_aside(replace(image, row=row), [], [], [])
+    store.commit(Commit(task="task", id=new_id(), branches=drops))
+    assert [b.space for b in store.branches("task", None)] == [""]
+    assert not [field for field in raw.hkeys(key) if field[:2] == b"d:"]
+    assert lost(store) == []
+
+
 def test_one_more_row_costs_the_same_however_many_there_are(store: RedisStore, raw: Any, key: bytes) -> None:
     writer, n = Writer(store), scale(400, 3_000)
     writer.save(row={"id": "c"})

@@ -81,7 +81,7 @@ def test_a_task_is_one_hash_and_an_entry_in_the_index(store, raw):
     assert list(raw.hkeys(index)) == [writer.task.encode()]
     fields = {field.partition(b":")[0] for field in raw.hkeys(key)}
     # What layout.py does not name is not there.
-    assert fields <= set(b"t n w count h r i b l branches c p o k g j open asks q stages s f".split())
+    assert fields <= set(b"t n w count h r i b l branches d c p o k g j open asks q stages s f".split())
     (found,) = [layout.obj(o.name, raw.hget(key, b"o:" + o.name)) for o in tree("a")[:1]]
     assert found == tree("a")[0]
 

@@ -310,20 +310,20 @@ class WholeTests:
         assert main.head is not None
         first = store.headers("task")[-1]
         side = next(b for b in store.branches("task") if b.name == "side")
-        given: dict[str, Any] = {
+        commits: dict[str, dict[str, Any]] = {
             "writes": {"writes": (write_row("c", writer="late"),)},
             "a special write": {"writes": (write_row("c", writer="v", idx=-1, path="other"),)},
             "a branch set back": {"branches": (BranchWrite(name="main", expect=main.head, to=Head(first.seq, first.id)),)},
             "a branch dropped": {"branches": (BranchWrite(name="side", expect=side.head, to=None),)},
             "a patch": {"patch": TaskPatch(reason="another")},
-        }[what]
+        }
         if type(store).set_aside is Store.set_aside:
             with pytest.raises(UsageError):
                 store.set_aside(image_of(store, "task"), [], (), ())
             return
         seen = image_of(store, "task")
         aside = Aside("write", KEYS[1], "it is damaged")
-        store.commit(Commit(task="task", id=new_id(), **given))
+        store.commit(Commit(task="task", id=new_id(), **commits[what]))
         before = dump(store)
         with pytest.raises(Conflict):
             store.set_aside(seen, [aside], (), ())

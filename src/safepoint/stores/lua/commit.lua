@@ -1,15 +1,15 @@
 -- One commit: compared in the order of Store.commit, then written. See stores/redis/commit.py for the arguments.
 local ttl, id_field, announced, fence, token, anyway, dead = unpack(ARGV, 1, 7)
 local recent, recorded, branch, expect, at_head, on, on_field, on_id = unpack(ARGV, 8, 15)
-local stage, batches, expected, following, seq, line_of, name, at, id = unpack(ARGV, 16, 24)
-local checks, moves, opens, asks = tonumber(ARGV[25]), tonumber(ARGV[26]), tonumber(ARGV[27]), tonumber(ARGV[28])
-local counts, lists, objects, patched = tonumber(ARGV[29]), tonumber(ARGV[30]), tonumber(ARGV[31]), ARGV[32]
-local first = 33
+local stage, batches, expected, following, seq, line_of, roll, name, at, id = unpack(ARGV, 16, 25)
+local checks, moves, opens, asks = tonumber(ARGV[26]), tonumber(ARGV[27]), tonumber(ARGV[28]), tonumber(ARGV[29])
+local counts, lists, objects, patched = tonumber(ARGV[30]), tonumber(ARGV[31]), tonumber(ARGV[32]), ARGV[33]
+local first = 34
 
 -- All that a commit always looks at in one command, since each costs a microsecond: then what it counts up.
 local look = { 't:id', 'n', 't:branch', 'w', 'open', 'asks', 'f:state', 'f:gone', 'f:fence', 'f:token' }
 local fixed = #look
-local rows = first + 3 * checks + 6 * moves + 2 * (opens + asks)
+local rows = first + 3 * checks + 7 * moves + 2 * (opens + asks)
 for j = rows, rows + 2 * counts - 1, 2 do
   look[#look + 1] = ARGV[j]
 end
@@ -71,9 +71,9 @@ for _ = 1, checks do
   end
   i = i + 3
 end
-local set, dropped, fields = {}, {}, {}
+local set, dropped, fields, thinned = {}, {}, {}, {}
 for k = 0, moves - 1 do
-  local space, at_name, from, to, base_field, base_id = unpack(ARGV, i, i + 5)
+  local space, at_name, from, to, base_field, base_id, its_roll = unpack(ARGV, i, i + 6)
   local place = space .. '\0' .. at_name
   local stands = get('b:' .. place) or ''
   if stands ~= from then
@@ -81,6 +81,7 @@ for k = 0, moves - 1 do
   end
   if to == '' then
     dropped[place] = true
+    thinned[its_roll] = ''
     fields[#fields + 1], fields[#fields + 2] = 'b:' .. place, 'l:' .. place
   else
     local base = get(base_field) or ''
@@ -90,21 +91,16 @@ for k = 0, moves - 1 do
     end
     set[#set + 1], set[#set + 2] = 'b:' .. place, to
   end
-  i = i + 6
+  i = i + 7
 end
-if #fields > 0 then
-  local kept, others = {}, false
-  for place in string.gmatch(get('branches') or '', '([^%z]*%z[^%z]*)%z') do
-    if not dropped[place] then
-      kept[#kept + 1] = place .. '\0'
-      others = others or string.sub(place, 1, 1) == '\0'
-    end
-  end
-  local then_current = patched ~= '' and patched or current
-  if others and dropped['\0' .. then_current] then
-    return { 'others', n, then_current }
-  end
-  set[#set + 1], set[#set + 2] = 'branches', table.concat(kept)
+for its_roll in pairs(thinned) do
+  thinned[its_roll] = string.gsub(get(its_roll) or '', '([^%z]*%z[^%z]*)%z', function(place)
+    return dropped[place] and '' or nil
+  end)
+end
+local then_current = patched ~= '' and patched or current
+if dropped['\0' .. then_current] and thinned['branches'] ~= '' then
+  return { 'others', n, then_current }
 end
 if not task and announced == '0' then
   return { 'announce', n }
@@ -149,14 +145,20 @@ for j = fixed + 1, counted do
   i = i + 2
 end
 if line_of ~= '' then
-  local branches = get('branches') or ''
-  -- A task's first branch is its current one: of space '', whose entries begin with the NUL that ends it. (A patch comes later.)
-  if name ~= '' and string.sub(branches, 1, 1) ~= '\0' and not string.find(branches, '\0\0', 1, true) then
+  local names = thinned[roll] or get(roll) or ''
+  -- A task's first branch is its current one. (A patch comes later.)
+  if roll == 'branches' and names == '' then
     set[#set + 1] = 't:branch'
     set[#set + 1] = name
   end
-  set[#set + 1] = 'branches'
-  set[#set + 1] = branches .. line_of
+  thinned[roll] = names .. line_of
+end
+for its_roll, names in pairs(thinned) do
+  if names ~= '' then
+    set[#set + 1], set[#set + 2] = its_roll, names
+  else
+    fields[#fields + 1] = its_roll
+  end
 end
 if recent ~= '' then
   local count = tonumber(get('q') or '0')

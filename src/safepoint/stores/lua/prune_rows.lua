@@ -3,7 +3,7 @@
 -- ARGV: w, and token of that moment; the last call and pause that are known; fence of the live run that is known or '', and of one that is known to
 -- be dead; the server that answered w, or '' if it is that of the token's moment; how many lines have calls that are kept, and each with
 -- its step; then of each checkpoint: seq, field of its id, field that names its list of writes, block and power of its bit; how many calls, and of each: number, version, block and power; how many pauses, and the same of each.
-local at = redis.call('HMGET', key, 'w', 'sweeps', 't:id', 'n', 'branches', 't:branch', 'f:fence', 'f:state', 'f:gone')
+local at = redis.call('HMGET', key, 'w', 'sweeps', 't:id', 'n', 't:branch', 'f:fence', 'f:state', 'f:gone')
 if not at[3] or not string.find(at[2] or '', ';' .. ARGV[2], 1, true) then return {'another'} end
 
 -- The first elements of a row, as far as they are no bytes, which cmsgpack does not know; or all of a short array.
@@ -24,13 +24,13 @@ local here = server()
 local keep, same = {}, (at[1] or '') == ARGV[1] and (ARGV[7] == '' or ARGV[7] == here) and '1' or '0'
 if same == '0' then
   -- Something was written since: look at all that could need one of these now.
-  if at[8] == 'held' and at[9] ~= '1' and at[7] ~= ARGV[5] and at[7] ~= ARGV[6] then return {'changed'} end
+  if at[7] == 'held' and at[8] ~= '1' and at[6] ~= ARGV[5] and at[6] ~= ARGV[6] then return {'changed'} end
   local heads, own = {}, {}
-  for name in string.gmatch(at[5] or '', '([^%z]*%z[^%z]*)%z') do
+  for name in string.gmatch(rolls(), '([^%z]*%z[^%z]*)%z') do
     local head, fixed = row('b:' .. name, 1, 2), row('l:' .. name, 1, 2)
     local top = head and row('h:' .. text(head[1]), 3, 7)
     if not (head and fixed and top) then return {'damaged', 'b:' .. name} end
-    local current = name == '\0' .. (at[6] or '')
+    local current = name == '\0' .. (at[5] or '')
     heads[#heads + 1] = {text(fixed[1]), top[7], current}
     if current then own[text(fixed[1])] = true end
     keep[text(head[1])] = true

@@ -84,6 +84,19 @@ local function begin(id, at)
     'n', '0 0 0 0 0', 'count', '0')
 end
 
+-- The names of the branches of all spaces.
+local function rolls()
+  local fields = { 'branches' }
+  for k = 0, 127 do
+    fields[k + 2] = 'd:' .. k
+  end
+  local found = redis.call('HMGET', key, unpack(fields))
+  for k = 1, #fields do
+    found[k] = found[k] or ''
+  end
+  return table.concat(found)
+end
+
 -- The list of what was recorded against a checkpoint (space, NUL, id): its entries, and the fields that they stand in; nil for none,
 -- false for one that is damaged.
 local function listed(place)

@@ -28,7 +28,8 @@ local sweeps = get('sweeps') or ''
 if #sweeps >= 8 * (#ARGV[1] + 1) then sweeps = string.sub(sweeps, #ARGV[1] + 2) end
 redis.call('HSET', key, 'sweeps', sweeps .. ';' .. ARGV[1])
 local at = redis.call(
-  'HMGET', key, 'w', 't:created', 'born', 'n', 'branches', 't:branch', 'f:fence', 'f:token', 'f:state', 'f:gone', 'f:process')
+  'HMGET', key, 'w', 't:created', 'born', 'n', 't:branch', 'f:fence', 'f:token', 'f:state', 'f:gone', 'f:process')
 for i = 1, #at do at[i] = at[i] or '' end
+table.insert(at, 5, rolls())
 at[#at + 1] = table.concat(names)
 return at

@@ -165,7 +165,8 @@ class _Request:
         for move in commit.branches:
             moves += (layout.text(move.space), layout.text(move.name), layout.head(move.expect), layout.head(move.to))
             moves += (b"", b"") if move.to is None else (b"h:%d" % move.to.seq, layout.mark(move.to.id))
-        line_of = name = branch = id_field = b""
+            moves.append(layout.roll(moves[-6]))
+        line_of = roll = name = branch = id_field = b""
         if new is not None:
             branch, id_field = layout.field("b", new.space, new.branch), layout.field("i", new.space, commit.id)
             writes += (b"h:%d" % new.seq, layout.encoded_header(new), b"r:%d" % new.seq, layout.body(new.refs, new.root))
@@ -177,7 +178,7 @@ class _Request:
                     following = msgspec.structs.replace(following, line=max(following.line, line))
                     writes += (layout.field("l", new.space, new.branch), layout.pack([line, new.parent_seq]))
                     line_of = b"%s\0%s\0" % (layout.text(new.space), layout.text(new.branch))
-                    name = b"" if new.space else layout.text(new.branch)
+                    roll, name = layout.roll(layout.text(new.space)), layout.text(new.branch)
         opens = _rows(b"c", made.calls, made.call_versions, checks, writes)
         asks = _rows(b"p", made.pauses, made.pause_versions, checks, writes)
         came = layout.mask("g", [r.no for r, v in zip(made.calls, made.call_versions, strict=True) if not v])
@@ -205,8 +206,8 @@ class _Request:
             ttl, id_field, int(announced), "" if guard is None else guard.fence, "" if guard is None else guard.token,
             int(commit.anyway), dead, recent, recorded, branch, layout.head(commit.expect), int(commit.at_head), layout.head(on),
             "" if on is None else b"h:%d" % on.seq, "" if on is None else layout.mark(on.id), *(stage or ("", "")),
-            expected, layout.numbers(following), "" if new is None else new.seq, line_of, name, at, layout.text(commit.task),
-            len(checks) // 3, len(moves) // 6, len(opens) // 2, len(asks) // 2, len(came), len(records), len(objects) // 2,
+            expected, layout.numbers(following), "" if new is None else new.seq, line_of, roll, name, at, layout.text(commit.task),
+            len(checks) // 3, len(moves) // 7, len(opens) // 2, len(asks) // 2, len(came), len(records), len(objects) // 2,
             layout.text(commit.patch.branch) if commit.patch is not None and commit.patch.branch is not None else b"", *checks, *moves, *opens, *asks,
         ]  # fmt: skip
         for field, by in came.items():

@@ -25,7 +25,9 @@ bytes, and what scripts compare stands right behind it):
     i:<space>\\0<id>     decimal: the seq of the checkpoint with that id
     b:<space>\\0<name>   MessagePack [seq, id]: head of a branch, compared as bytes (``layout.head``)
     l:<space>\\0<name>   MessagePack [line, forked_from]: what of a branch does not change
-    branches    "<space>\\0<name>\\0" of each branch, in the order in which they came
+    branches    "\\0<name>\\0" of each branch of space "", in the order in which they came
+    d:<k>       "<space>\\0<name>\\0" of each branch of other spaces, likewise; k = crc32(<space>) % 128 (``layout.roll``). Adapters make
+                spaces without end: what is of one of them is found, and added to, without a look at all
     c:<no>      row of a call: [version, line, step, base_seq, ...] (``layout.CALL``); version from byte 4 on
     p:<no>      row of a pause: [version, line, step, ...] (``layout.PAUSE``), likewise
     w:<space>\\0<checkpoint>\\0<idx>\\0<writer>    what an adapter recorded: MessagePack array (``layout.WRITE``); <checkpoint> is an id
@@ -80,6 +82,7 @@ __all__ = [
     "HEADER",
     "INDEXES",
     "PAUSE",
+    "ROLLS",
     "SHELVES",
     "STAMP",
     "WRITE",
@@ -115,6 +118,7 @@ __all__ = [
     "pages_of",
     "parts",
     "pause",
+    "roll",
     "shelf",
     "shelved",
     "text",
@@ -151,6 +155,9 @@ WRITE = ("space", "checkpoint", "writer", "idx", "path", "data", "refs", "seal")
 
 SHELVES = [b"e:%d" % k for k in range(1024)]
 """The fields that name the lists of what was recorded: each is written anew with every list that it comes to name."""
+
+ROLLS = [b"branches", *(b"d:%d" % k for k in range(128))]
+"""The fields that name the branches."""
 
 _LETTERS = {"started": "s", "paused": "p", "in_doubt": "d"}
 _ASKED = {"open": "o", "answered": "a"}
@@ -221,6 +228,11 @@ def head_of(value: bytes | None) -> Head | None:
     if type(seq) is not int or type(id) is not str:
         raise _damaged("head of a branch", "its values are of other types")
     return Head(seq, id)
+
+
+def roll(space: bytes) -> bytes:
+    """The field that names the branches of a space."""
+    return ROLLS[1 + zlib.crc32(space) % (len(ROLLS) - 1)] if space else ROLLS[0]
 
 
 def fixed_of(value: bytes | None) -> tuple[int, int | None] | None:
@@ -324,7 +336,7 @@ def write_field(key: tuple[str, str, str, int]) -> bytes:
 
 
 def names(value: bytes | None) -> list[bytes]:
-    """What ``branches`` and ``v:`` and ``e:`` fields hold: names of two parts."""
+    """What ``branches`` and ``d:`` and ``v:`` and ``e:`` fields hold: names of two parts."""
     parts = (value or b"").split(b"\0")
     return list(map(b"\0".join, zip(parts[:-1:2], parts[1::2], strict=False)))
 

@@ -31,7 +31,7 @@ __all__ = ["Mends"]
 
 TRIES = 20
 """How often a task is looked at again that is written to meanwhile."""
-_MARKS = re.compile(rb"[kgje]:\d+|v:.*", re.DOTALL)
+_MARKS = re.compile(rb"[kgjed]:\d+|v:.*", re.DOTALL)
 _SUFFIXES = re.compile(rb"(:f|(:w:[0-9a-f]+)?(:q(:\d+)?)?)")
 
 

@@ -59,7 +59,10 @@ class Reads:
         return rows
 
     def branches(self, task: str, space: str | None = "") -> list[BranchRow]:
-        return [row for row in all_branches(task, self._client) if space in {None, row.space}]
+        if space is not None and "\0" in space:
+            self._client.refuse_if_closed()
+            return []
+        return branches_of(task, None if space is None else layout.text(space), self._client)
 
     def read(
         self, task: str, *, space: str = "", seq: int | None = None, branch: str | None = None, id: str | None = None
@@ -309,15 +312,17 @@ def _new(runs: Iterable[bytes], known: Mapping[bytes, Obj]) -> list[bytes]:
     return list(found)
 
 
-def all_branches(task: str, client: Client) -> list[BranchRow]:
-    """Of all spaces, by space and name. Damaged if one of them is."""
-    listed, *values = client.script("branches", client.keys.of(task))
-    names = listed.split(b"\0")[:-1]
-    if len(values) != len(names):
+def branches_of(task: str, space: bytes | None, client: Client) -> list[BranchRow]:
+    """Of a space, or of all, by space and name. Damaged if one of them is."""
+    which = [b"", b""] if space is None else [space, layout.roll(space)]
+    listed, *values = client.script("branches", client.keys.of(task), which)
+    names = listed.split(b"\0")
+    pairs = [pair for pair in zip(names[:-1:2], names[1::2], strict=False) if space in {None, pair[0]}]
+    if len(names) % 2 == 0 or names[-1] or len(values) != 2 * len(pairs):
         raise _damaged(task, "its list of branches")
     rows: list[BranchRow] = []
-    for space, name, head, line in zip(names[::2], names[1::2], values[::2], values[1::2], strict=True):
-        rows.append(branch_row(task, space, name, head, line))
+    for pair, head, line in zip(pairs, values[::2], values[1::2], strict=True):
+        rows.append(branch_row(task, *pair, head, line))
     return sorted(rows, key=lambda row: (row.space, row.name))
 
 

@@ -25,7 +25,7 @@ _KINDS: dict[bytes, tuple[str, Callable[[int, bytes], Any]]] = {
 }
 ROW = re.compile(rb"([hrcp]):([1-9]\d{0,15})")
 _OTHERS = re.compile(
-    rb"t:[a-z]+|f:[a-z]+|n|w|born|count|branches|open|asks|stages|sweeps|q|q:\d+|[kgj]:\d+|e:\d+|[ibl]:[^\0]*\0[^\0]+|v:[^\0]*\0[^\0]+(\0\d+)?|s:.*",
+    rb"t:[a-z]+|f:[a-z]+|n|w|born|count|branches|open|asks|stages|sweeps|q|q:\d+|[kgjed]:\d+|[ibl]:[^\0]*\0[^\0]+|v:[^\0]*\0[^\0]+(\0\d+)?|s:.*",
     re.DOTALL,
 )
 
@@ -155,8 +155,11 @@ def row_fields(image: Image) -> dict[bytes, bytes]:
     fields[b"count"] = b"%d" % len(image.checkpoints)
     fields[b"open"] = b"".join(map(layout.open_entry, image.calls))
     fields[b"asks"] = b"".join(map(layout.open_entry, image.pauses))
-    fields[b"branches"] = b"".join(b"%s\0%s\0" % (b.space.encode(), b.name.encode()) for b in image.branches)
+    fields[b"branches"] = b""
     for b in image.branches:
+        space = b.space.encode()
+        at = layout.roll(space)
+        fields[at] = b"%s%s\0%s\0" % (fields.get(at, b""), space, b.name.encode())
         fields[layout.field("b", b.space, b.name)] = layout.head(b.head)
         fields[layout.field("l", b.space, b.name)] = layout.pack([b.line, b.forked_from])
     for row in image.checkpoints:
@@ -211,22 +214,23 @@ def branch(name: bytes, head: bytes | None, fixed: bytes | None) -> BranchRow:
 
 
 def _branches(client: Client, key: bytes, lengths: dict[bytes, int], where: str) -> Iterator[Part]:
-    listed = client.command("HGET", key, "branches") or b""
-    parts = listed.split(b"\0")
-    names = {b"\0".join(pair) for pair in zip(parts[:-1:2], parts[1::2], strict=False)}
+    names: dict[bytes, bytes] = {}
+    """Each that a list names, and the last list that does."""
+    for at, listed in values_of(client, key, [at for at in layout.ROLLS if at in lengths]):
+        names |= dict.fromkeys(layout.names(listed), at)
     there = {name[2:] for name in lengths if name[:2] in {b"b:", b"l:"}}
     found: list[BranchRow] = []
-    for name, head, fixed in branch_values(client, key, sorted(names | there)):
+    for name, head, fixed in branch_values(client, key, sorted(names.keys() | there)):
         if head is None and fixed is None and name not in names:
             continue
         said = name.partition(b"\0")[2].decode("utf-8", "backslashreplace")
-        at = f"{where}, field b:{said}"
+        field = f"{where}, field b:{said}"
         try:
-            if name not in names:
+            if names.get(name) != layout.roll(name.partition(b"\0")[0]):
                 raise Damaged("", "it is not in the list of branches")
             found.append(branch(name, head, fixed))
         except Damaged as error:
-            yield Lost(f"branch {said!r}", at, error.why, kind="branch")
+            yield Lost(f"branch {said!r}", field, error.why, kind="branch")
     yield from sorted(found, key=lambda b: (b.space, b.name))
 
 
