@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from safepoint import imaging
-from safepoint.adapters.langgraph.pruning import Item, Ref, beyond_latest, plan, with_subgraphs
+from safepoint.adapters.langgraph.pruning import Item, Ref, beyond_latest, is_call, plan, with_subgraphs
 from safepoint.adapters.langgraph.reading import HIDDEN, MARK, Header
 from safepoint.errors import Conflict, Damaged, LeaseHeld, NotFound, SafepointError, UsageError
 from safepoint.model import check_id, new_id, now
@@ -21,8 +21,6 @@ log = logging.getLogger("safepoint")
 
 TRIES = 8
 """How often a thread is looked at anew that goes on while it is looked at."""
-MARKS = 500
-"""Marks in one commit."""
 
 
 def items_of(saver: SafepointSaver, thread: str) -> list[tuple[Item, Header]]:
@@ -51,8 +49,7 @@ def remove(saver: SafepointSaver, thread: str, doomed: Collection[Ref]) -> None:
     for attempt in range(TRIES):
         items = [item for item, _ in items_of(saver, thread)]
         branches = saver.store.branches(thread, None)
-        marks, _ = saver.store.writes(thread, space=None, bodies=False, writer=HIDDEN)
-        hidden = {(row.space, row.checkpoint) for row in marks}
+        hidden = hidden_of(saver, thread)
         found = plan(items, branches, doomed, hidden)
         if not found:
             return
@@ -71,18 +68,23 @@ def remove(saver: SafepointSaver, thread: str, doomed: Collection[Ref]) -> None:
         return
 
 
+def hidden_of(saver: SafepointSaver, thread: str) -> set[Ref]:
+    """Those that were deleted, and are still there: because others need them, or because that process died."""
+    marks, _ = saver.store.writes(thread, space=None, bodies=False, writer=HIDDEN)
+    return {(row.space, row.checkpoint) for row in marks}
+
+
 def _hide(saver: SafepointSaver, thread: str, refs: list[Ref], moves: Sequence[BranchWrite], current: str | None) -> None:
-    for start in range(0, max(1, len(refs)), MARKS):
-        rows = tuple(WriteRow(space=ns, checkpoint=id, writer=HIDDEN, idx=MARK) for ns, id in refs[start : start + MARKS])
-        if not rows and not moves:
-            return
+    """One commit, so that nobody, and no process that dies, leaves a thread half deleted: a mark is a hundred bytes."""
+    rows = tuple(WriteRow(space=ns, checkpoint=id, writer=HIDDEN, idx=MARK) for ns, id in refs)
+    if rows or moves:
         saver.commit(
             Commit(
                 task=thread,
                 id=new_id(),
                 writes=rows,
-                branches=tuple(moves) if start == 0 else (),
-                patch=TaskPatch(branch=current) if moves and start == 0 and current is not None else None,
+                branches=tuple(moves),
+                patch=TaskPatch(branch=current) if moves and current is not None else None,
             )
         )
 
@@ -94,7 +96,7 @@ def delete_runs(saver: SafepointSaver, runs: Collection[str]) -> None:
         try:
             items = [item for item, _ in items_of(saver, thread)]
             doomed = {item.ref for item in items if item.run_id in runs}
-            if doomed and len(doomed) == len(items):
+            if doomed and len(doomed | hidden_of(saver, thread)) == len(items):
                 saver.delete_thread(thread)
             elif doomed:
                 remove(saver, thread, doomed)
@@ -118,29 +120,70 @@ def prune(saver: SafepointSaver, threads: Iterable[str], strategy: str) -> None:
         if strategy == "delete":
             saver.delete_thread(thread)
         elif saver.store.task(thread) is not None:
-            remove(saver, thread, beyond_latest(item for item, _ in items_of(saver, thread)))
+            hidden = hidden_of(saver, thread)
+            items = [item for item, _ in items_of(saver, thread) if item.ref not in hidden]
+            damaged = _damaged(saver, thread, items)
+            remove(saver, thread, beyond_latest(item for item in items if item.ref not in damaged))
+
+
+def _damaged(saver: SafepointSaver, thread: str, items: list[Item]) -> set[Ref]:
+    """Those that are newer than the newest sound one of their namespace; not of a subgraph's calls that go, whatever they hold."""
+    seqs: dict[str, list[Item]] = {}
+    for item in sorted(items, key=lambda item: -item.seq):
+        seqs.setdefault(item.ns, []).append(item)
+    found: set[Ref] = set()
+    top: str | None = None
+    for ns in sorted(seqs):  # the root graph first
+        of = seqs[ns]
+        if is_call(ns) and top is not None and of[0].root not in {None, top}:
+            continue
+        bad = _unreadable(saver, thread, [item.seq for item in of], ns)
+        found |= {item.ref for item in of if item.seq in bad}
+        if ns == "":
+            top = next((item.id for item in of if item.seq not in bad), None)
+    return found
 
 
 def retain(saver: SafepointSaver, thread: str, seq: int) -> None:
     """What retention lets go, now and then. It is never a reason for a put to fail."""
     rules = saver.retention
-    if rules.keeps_all or not saver._records.due(thread, seq, max(8, (rules.keep_latest or 1) // 4)):
+    by_count = rules.max_age is None and rules.max_bytes is None
+    every = max(8, (rules.keep_latest or 1) // 4 if by_count else 0)
+    if rules.keeps_all or not saver._records.due(thread, seq, every):
         return
     try:
+        info = saver.store.task(thread)
+        if not by_count and info is not None and seq % retention.all_every(info.checkpoints) >= every:
+            return  # of many, few go: they are not all looked at in the life of each short process, nor at every eighth put
         found = items_of(saver, thread)
+        hidden = hidden_of(saver, thread)
+        found = [(item, header) for item, header in found if item.ref not in hidden]
         roots = [header.row for item, header in found if item.ns == ""]
-        gone = set(
-            retention.due(
-                roots, rules, now(), {b.head.seq: "a head" for b in saver.store.branches(thread) if b.head.seq == seq}
-            )
-        )
+        kept = {b.head.seq: "a head" for b in saver.store.branches(thread) if b.head.seq == seq}
+        gone = set(retention.due(roots, rules, now(), kept))
+        if gone:
+            gone = set(retention.due(roots, rules, now(), kept, _unreadable(saver, thread, [row.seq for row in roots])))
         doomed = {row.id for row in roots if row.seq in gone}
         if doomed:
             remove(saver, thread, with_subgraphs([item for item, _ in found], doomed))
+        if not by_count:
+            # Half as many puts later all of them are looked at again, as with other tasks: a few for each put.
+            saver._records.due(thread, seq + every, (len(found) - len(doomed)) // 2)
     except LeaseHeld:
         pass  # somebody has just taken the thread: what is due is due at the next put, too
     except SafepointError as error:
         log.warning("retention of thread %s failed: %s", thread, error)
+
+
+def _unreadable(saver: SafepointSaver, thread: str, seqs: Sequence[int], ns: str = "") -> set[int]:
+    """Those of falling ``seqs`` that are newer than the newest sound one. Damage must not use up what is fallen back to: they stay,
+    and do not count."""
+    bad: set[int] = set()
+    for seq in seqs:
+        if not saver.store.unreadable(thread, [seq], space=ns):
+            break
+        bad.add(seq)
+    return bad
 
 
 def copy(saver: SafepointSaver, source: str, target: str) -> None:
