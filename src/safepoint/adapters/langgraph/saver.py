@@ -33,7 +33,7 @@ from safepoint.adapters.langgraph.form import Form
 from safepoint.adapters.langgraph.holding import Holding
 from safepoint.adapters.langgraph.reading import Where
 from safepoint.adapters.langgraph.records import Key, Node, Records
-from safepoint.adapters.langgraph.versions import Verdict, decide, next_version, origin_of
+from safepoint.adapters.langgraph.versions import Verdict, decide, entered, failure, next_version, origin_of
 from safepoint.aio import Offload
 from safepoint.checkpointer import Checkpointer
 from safepoint.codec import states
@@ -156,8 +156,13 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
             Damaged, RefusedType, NewerFormat: it is there and cannot be loaded; names thread and checkpoint.
         """
         where = Where.of(config)
+        return self._entered(where, reading.load(self, where))
+
+    def _entered(self, where: Where, found: CheckpointTuple | None) -> CheckpointTuple | None:
         self._records.saw(where.thread, where.ns)
-        return reading.load(self, where)
+        versions = () if found is None else found.checkpoint["channel_versions"].values()
+        entered(origin_of(versions), nested=where.ns != "")
+        return found
 
     def list(
         self,
@@ -340,11 +345,12 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
         Raises:
             NotFound: it does not come. Whatever its put raised.
         """
-        pause, until = LONG, time.monotonic() + PATIENCE
-        while not self._records.wait(key, pause):
+        until = time.monotonic() + PATIENCE
+        while not self._records.wait(key, LONG):
+            if (error := failure()) is not None:
+                raise error
             if self._node(*key) is not None:
                 return
-            pause *= 2
             if time.monotonic() > until:
                 raise _gone(key[0], key[2])
 
@@ -352,12 +358,14 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
         """``wait_stored`` on an event loop, and on no thread: those may all be needed for what is waited for."""
         pause, until = 0.001, time.monotonic() + PATIENCE
         while not self._records.known(key):
+            if (error := failure()) is not None:
+                raise error
             if pause > LONG and await self._off(lambda: self._node(*key)) is not None:
                 return
             if time.monotonic() > until:
                 raise _gone(key[0], key[2])
             await asyncio.sleep(pause)
-            pause = min(1.0, pause * 1.5)
+            pause = min(2 * LONG, pause * 1.5)
         self._records.wait(key, 0)  # raises why its put failed
 
     def _node(self, thread: str, ns: str, id: str) -> Node | None:
@@ -486,7 +494,8 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
     # -- the asynchronous twins
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        return await self._off(lambda: self.get_tuple(config))
+        where = Where.of(config)
+        return self._entered(where, await self._off(lambda: reading.load(self, where)))
 
     async def alist(
         self,

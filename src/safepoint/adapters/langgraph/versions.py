@@ -9,11 +9,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, Self, TypeAlias
 
-__all__ = ["Origin", "Verdict", "bare", "decide", "marked", "moment", "next_version", "origin_of"]
+__all__ = [
+    "Origin",
+    "Verdict",
+    "bare",
+    "decide",
+    "entered",
+    "failure",
+    "marked",
+    "moment",
+    "next_version",
+    "origin_of",
+]
 
 Version: TypeAlias = int | float | str
 
@@ -35,18 +47,40 @@ class Origin:
         failed: Why something that the run put did not land. A run that goes on all the same, as one with asynchronous durability does
             for a while, is told at its next superstep.
         born: When, as ``moment`` counts.
+        above: Of the run of the graph around it.
     """
 
     how: How
     newest: bool = True
     failed: BaseException | None = None
     born: int = field(default_factory=moment)
+    above: Origin | None = field(default=None, repr=False)
 
     def __copy__(self) -> Self:
         return self
 
     def __deepcopy__(self, memo: object) -> Self:
         return self  # the run is the same one, and what failed in it must be seen in each copy
+
+
+_run: ContextVar[Origin | None] = ContextVar("safepoint_langgraph_run", default=None)
+"""The origin of the run that the code is in, as far as it is known: LangGraph takes contexts along into the threads and tasks of a run. Only
+waiting goes by it, for what may never come."""
+
+
+def entered(origin: Origin | None, *, nested: bool) -> None:
+    """A graph has asked for its checkpoint: a run begins here, within the one that there was if its namespace is a subgraph's."""
+    origin = origin or Origin("new")
+    origin.above = _run.get() if nested else None
+    _run.set(origin)
+
+
+def failure() -> BaseException | None:
+    """Why this run, or one around it, will put nothing more: LangGraph begins no put after one that failed."""
+    origin = _run.get()
+    while origin is not None and origin.failed is None:
+        origin = origin.above
+    return None if origin is None else origin.failed
 
 
 class _Marked:
@@ -112,7 +146,8 @@ def next_version(current: Any) -> Any:
         Whatever made an earlier put of this run fail.
     """
     if current is None:
-        return mark(1, Origin("new"))
+        begun = _run.get()
+        return mark(1, begun if begun is not None and begun.how == "new" else Origin("new"))
     origin = current.origin if isinstance(current, _Marked) else None
     if origin is not None and origin.failed is not None:
         raise origin.failed
