@@ -6,6 +6,7 @@ LangGraph's suite removes checkpoints made by hand, which need nothing from one 
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from typing import Any
 
@@ -13,10 +14,13 @@ import pytest
 from langgraph.graph import StateGraph
 from langgraph.types import Command, interrupt
 
+from safepoint import Retention
+from safepoint.adapters.langgraph import SafepointSaver
 from tests.support.graphs import deltas, histories, interrupts, subgraphs
 from tests.support.graphs.driver import Driver, drive
 from tests.support.graphs.facts import Normal, difference
 from tests.support.graphs.shapes import chain, line
+from tests.support.scale import scale
 
 pytestmark = pytest.mark.scaled
 
@@ -336,3 +340,21 @@ def test_a_deleted_thread_leaves_nothing(run: Driver, here: Config) -> None:
         assert (await run.invoke(graph, Command(resume="yes"), here))["items"].count(1) == 0
 
     does(run, body())
+
+
+def test_writes_that_come_after_retention_has_been() -> None:
+    """A node's writes are stored in the background, and may come when their checkpoint is gone already: no run fails for that."""
+    with SafepointSaver("memory://", retention=Retention(keep_latest=1)) as saver:
+        graph = line(Driver(saver, "sync", "async"), "a", "b", "c").compile(checkpointer=saver)
+        put_writes = saver.put_writes
+
+        def late(*args: Any, **kwargs: Any) -> None:
+            time.sleep(0.02)
+            put_writes(*args, **kwargs)
+
+        saver.put_writes = late  # type: ignore[method-assign]
+        for _ in range(scale(12, 60)):
+            there = fresh()
+            for _ in range(4):
+                graph.invoke({"items": ["in"]}, there)
+        assert saver.cp.verify().ok

@@ -435,15 +435,21 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
             return
         # Of two special writes of one kind in a call, the last one stands.
         unique = {row.key: row for row in rows}
-        self.commit(
-            Commit(
-                task=thread,
-                id=new_id(),
-                writes=tuple(unique.values()),
-                objects=tuple(objects.values()),
-                stands_on=None if base is None or node is None else node.head,
+        on = None if base is None or node is None else node.head
+        try:
+            self.commit(
+                Commit(
+                    task=thread,
+                    id=new_id(),
+                    writes=tuple(unique.values()),
+                    objects=tuple(objects.values()),
+                    stands_on=on,
+                )
             )
-        )
+        except NotFound:
+            # What it was recorded against has been deleted since: with all that was recorded against it.
+            if on is None or self.store.read(thread, space=where.ns, id=where.id) is not None:
+                raise
 
     # -- removing and copying
 
