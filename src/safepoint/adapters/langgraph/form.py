@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar, cast
 
-from safepoint.adapters.langgraph.lazy import Base, Channels, Objects, Parts
+from safepoint.adapters.langgraph.lazy import Base, Channels, Objects, Parts, Versions
 from safepoint.adapters.langgraph.types import GraphRegistry, pairs_of
 from safepoint.adapters.langgraph.wrapping import CLASS, unwrapped_value, wrapped_value
 from safepoint.codec import chunks, states, values
@@ -43,31 +43,43 @@ class Loaded:
     """A checkpoint that was read, and what serves as the parent of the next one.
 
     Attributes:
-        checkpoint: As LangGraph takes it; ``channel_values`` decodes each channel when it is first asked for.
-        metadata: LangGraph's metadata.
+        checkpoint: As LangGraph takes it; ``channel_values`` decodes each channel when it is first asked for. Where objects are yet
+            to be fetched, versions that lie in some of their own are mappings that do that when they are looked at.
     """
 
     def __init__(self, parts: Parts, checkpoint_id: str) -> None:
-        own = parts.part(PART)
-        if type(own) is not dict or not all(type(own.get(key)) is dict for key in _PARTS):
+        own = parts.part(PART, later=_PARTS)
+        if type(own) is not dict or not all(type(own.get(key)) in (dict, Versions) for key in _PARTS):
             raise InvalidState(
                 f"{parts.at} is no checkpoint of LangGraph's",
                 "it was saved through another interface of safepoint",
                 "Fork the thread from one that LangGraph has saved",
             )
-        metadata = parts.part("metadata")
-        self.metadata: dict[str, Any] = metadata if type(metadata) is dict else {}
+        self._metadata: dict[str, Any] | None = None
+        self._parts = parts
+        if parts.fetched:
+            self.metadata  # noqa: B018 - damage is told now
         for key in own.keys() - _PLAIN_PARTS:  # such as the ``pending_sends`` of earlier versions
             own[key] = unwrapped_value(own[key], f"{parts.at}: {key}")
         self.checkpoint: dict[str, Any] = {**own, "id": checkpoint_id, "channel_values": Channels(parts)}
-        self._versions = dict(own["channel_versions"])  # the caller may change the one in the checkpoint
-        self._parts = parts
+        versions = own["channel_versions"]
+        self._versions = dict(versions) if type(versions) is dict else None  # the caller may change the one in the checkpoint
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """LangGraph's metadata."""
+        if self._metadata is None:
+            found = self._parts.part("metadata")
+            self._metadata = found if type(found) is dict else {}
+        return self._metadata
 
     def __repr__(self) -> str:
         return f"<Loaded {self._parts.at}>"
 
     def base(self) -> Base:
         """To pack against. Decodes what has not been decoded."""
+        if self._versions is None:
+            self._versions = self._parts.part(PART)["channel_versions"]
         return Base.of(self._parts.packed(), self._versions)
 
 

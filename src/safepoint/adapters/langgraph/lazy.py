@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -17,7 +17,7 @@ from safepoint.codec.registry import Registry
 from safepoint.errors import Damaged
 from safepoint.model import Obj
 
-__all__ = ["Base", "Channels", "Objects", "Parts"]
+__all__ = ["Base", "Channels", "Objects", "Parts", "Versions"]
 
 Objects = Mapping[bytes, Obj] | Callable[[], Mapping[bytes, Obj]]
 """The objects that a root reaches, or what fetches them."""
@@ -155,14 +155,31 @@ class Parts:
         self._nodes.setdefault(name, node)
         return value
 
-    def part(self, key: str) -> Any:
-        """A part of the root that is not the channels, with no class of the application in it."""
+    @property
+    def fetched(self) -> bool:
+        """Whether the objects are at hand."""
+        return not callable(self._objects)
+
+    def part(self, key: str, later: Collection[str] = ()) -> Any:
+        """A part of the root that is not the channels, with no class of the application in it. What is named ``later`` in it is read
+        when it is looked at, if the objects would have to be fetched for it now."""
         part = self.parts.get(key)
         if part is None:
             return None
         if isinstance(part, dict):
-            return {name: self._read(code, key, 1)[0] for name, code in part.items()}
+            return {
+                name: Versions(lambda code=code: self._mapping(code, key))  # type: ignore[misc]
+                if type(code) is _Name and name in later and not self.fetched
+                else self._read(code, key, 1)[0]
+                for name, code in part.items()
+            }
         return self._read(part, key, 0)[0]
+
+    def _mapping(self, code: bytes, key: str) -> dict[str, Any]:
+        found = self._read(code, key, 1)[0]
+        if type(found) is not dict:
+            raise self.damaged("its versions are no mapping")
+        return found
 
     def _read(self, code: bytes, path: str, level: int) -> tuple[Any, Node]:
         if type(code) is _Name:
@@ -196,37 +213,20 @@ def _children(raws: Mapping[str, msgspec.Raw], cursor: _Cursor) -> dict[str, byt
     return found
 
 
-class Channels(MutableMapping[str, Any]):
-    """``channel_values`` whose values are decoded when they are first asked for.
+class _Read(MutableMapping[str, Any]):
+    """A mapping that is read when it is looked at.
 
     No subclass of dict: code in C (json, ormsgpack) would read the empty storage of one, and lose everything without a word. What
     is set or deleted here changes nothing that is stored.
     """
 
-    __slots__ = ("_parts", "_values")
-
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._values: dict[str, Any] | None = None
+    __slots__ = ()
 
     def _all(self) -> dict[str, Any]:
-        if self._values is None:
-            made = dict.fromkeys(self._parts.channels, _GONE)
-            with _LOCK:
-                if self._values is None:
-                    self._values = made
-        return self._values
+        raise NotImplementedError
 
     def __getitem__(self, name: str) -> Any:
-        values = self._all()
-        value = values[name]
-        if value is _GONE:
-            made = self._parts.value(name)
-            with _LOCK:  # another thread may have been here too: both are to see one value
-                value = values[name]
-                if value is _GONE:
-                    value = values[name] = made
-        return value
+        return self._all()[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._all()[name] = value
@@ -255,6 +255,56 @@ class Channels(MutableMapping[str, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)
+
+
+class Versions(_Read):
+    """Versions of channels, all of which are made when the first is asked for."""
+
+    __slots__ = ("_make", "_values")
+
+    def __init__(self, make: Callable[[], dict[str, Any]]) -> None:
+        self._make = make
+        self._values: dict[str, Any] | None = None
+
+    def _all(self) -> dict[str, Any]:
+        if self._values is None:
+            made = self._make()
+            with _LOCK:
+                if self._values is None:
+                    self._values = made
+        return self._values
+
+    def __repr__(self) -> str:
+        return "<versions>" if self._values is None else repr(self._values)
+
+
+class Channels(_Read):
+    """``channel_values`` whose values are decoded when they are first asked for."""
+
+    __slots__ = ("_parts", "_values")
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._values: dict[str, Any] | None = None
+
+    def _all(self) -> dict[str, Any]:
+        if self._values is None:
+            made = dict.fromkeys(self._parts.channels, _GONE)
+            with _LOCK:
+                if self._values is None:
+                    self._values = made
+        return self._values
+
+    def __getitem__(self, name: str) -> Any:
+        values = self._all()
+        value = values[name]
+        if value is _GONE:
+            made = self._parts.value(name)
+            with _LOCK:  # another thread may have been here too: both are to see one value
+                value = values[name]
+                if value is _GONE:
+                    value = values[name] = made
+        return value
 
     def __repr__(self) -> str:  # the values are content
         return f"<channel_values {list(self)}>"

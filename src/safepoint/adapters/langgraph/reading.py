@@ -11,6 +11,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import Checkpoint, CheckpointTuple, DeltaChannelHistory
 
 from safepoint.adapters.langgraph.form import Form, Loaded
+from safepoint.adapters.langgraph.lazy import Versions
 from safepoint.adapters.langgraph.records import Node
 from safepoint.adapters.langgraph.versions import Origin, marked
 from safepoint.codec import states
@@ -256,7 +257,9 @@ def _tuple(
 
 
 def _marked(checkpoint: dict[str, Any], origin: Origin) -> Checkpoint:
-    return cast(Checkpoint, {**checkpoint, "channel_versions": marked(checkpoint["channel_versions"], origin)})
+    found = checkpoint["channel_versions"]
+    versions = Versions(lambda: marked(found, origin)) if isinstance(found, Versions) else marked(found, origin)
+    return cast(Checkpoint, {**checkpoint, "channel_versions": versions})
 
 
 def writes_of(form: Form, thread: str, rows: Iterable[WriteRow], objects: Mapping[bytes, Obj]) -> Writes:
@@ -368,6 +371,8 @@ def _rows(
     size = PAGE if wanted is None or (past is not None and at is None) else min(wanted, PAGE)
     while rows := store.headers(thread, space=ns, before=at, limit=size, roots=True):
         yield rows
+        if len(rows) < size:
+            return
         at = rows[-1].seq
 
 
