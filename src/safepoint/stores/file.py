@@ -197,7 +197,7 @@ class FileStore(FileLeases, Whole, Mends, Store):
     def branches(self, task: str, space: str | None = "") -> list[BranchRow]:
         with self._f.root() as root, self._f.mutex:
             book = self._book(root, task)
-            return [] if book is None else [b for (s, _), b in sorted(book.branches.items()) if space in {None, s}]
+            return [] if book is None else folding.branches_of(book.branches, space)
 
     def read(
         self, task: str, *, space: str = "", seq: int | None = None, branch: str | None = None, id: str | None = None

@@ -8,10 +8,15 @@ from safepoint.rows import BranchRow, CallRow, CheckpointRow, Commit, PauseRow, 
 from safepoint.rules import retention
 from safepoint.stores import refusals
 
-__all__ = ["chosen", "listed", "moved", "needed", "numbered", "patched", "task_row", "written", "wrote"]
+__all__ = ["branches_of", "chosen", "listed", "moved", "needed", "numbered", "patched", "task_row", "written", "wrote"]
 
 Branches = Mapping[tuple[str, str], BranchRow]
 Checkpoints = Mapping[int, CheckpointRow]
+
+
+def branches_of(branches: Branches, space: str | None) -> list[BranchRow]:
+    """Of a space, or of all, by space and name."""
+    return [branches[place] for place in sorted(place for place in branches if space in {None, place[0]})]
 
 
 def numbered(

@@ -170,7 +170,7 @@ class MemoryStore(Whole, Store):
 
     def branches(self, task: str, space: str | None = "") -> list[BranchRow]:
         with self._locked(task) as (_data, found):
-            return [] if found is None else [b for (s, _), b in sorted(found.branches.items()) if space in {None, s}]
+            return [] if found is None else folding.branches_of(found.branches, space)
 
     def read(
         self, task: str, *, space: str = "", seq: int | None = None, branch: str | None = None, id: str | None = None
