@@ -205,7 +205,7 @@ def test_a_list_reads_no_state_whatever_the_number_of_nodes(
 ) -> None:
     """Versions that are too large to lie beside the rest are read when they are looked at."""
     nodes = {f"node-{no}": {f"branch:to:node-{no}": no} for no in range(30)}
-    values = {f"branch:to:node-{no}": None for no in range(30)}
+    values: Any = {f"branch:to:node-{no}": None for no in range(30)}
     saver = there.saver()
     for no in range(3):
         put(saver, thread, no=no, big=[{"item": "x" * 300}] * 5, versions_seen=nodes, **values)

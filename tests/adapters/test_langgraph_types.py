@@ -32,6 +32,7 @@ from langgraph.store.base import GetOp, Item
 from langgraph.types import Command, Interrupt, Overwrite, PregelTask, Send, StateSnapshot, TimeoutPolicy
 from pydantic import BaseModel, ConfigDict, PrivateAttr, SecretStr
 
+from safepoint.adapters.langgraph import SafepointSaver
 from safepoint.adapters.langgraph.form import Form
 from safepoint.adapters.langgraph.types import pairs_of
 from safepoint.adapters.langgraph.wrapping import MODELS
@@ -374,15 +375,39 @@ def test_where_a_refused_value_is() -> None:
         assert path in str(caught.value)
         with pytest.raises(RefusedType) as caught:
             FORM.pack_writes([("x", 1), ("x", value)])
-        assert caught.value.details["path"] == path.replace("channel 'x'", "write 1")
+        assert caught.value.details["path"] == f"write to {path}"
+    # Neither of 200 steps, nor of a writer that has several.
+    with pytest.raises(RefusedType, match=r"^write to channel 'x'(\[0\]){20}") as caught:
+        FORM.pack_writes([("y", [1]), ("x", _deep(300))])
+    assert len(caught.value.details["path"]) < 150
 
 
-def test_an_exception_is_its_repr_as_langgraph_has_it() -> None:
-    for value in (ValueError("no"), [KeyError(1)], {"a": (OSError(2, "x"),)}):
-        serializer = JsonPlusSerializer()
-        theirs = serializer.loads_typed(serializer.dumps_typed(value))
-        ours = trip(value)
-        assert ours == theirs if not isinstance(value, dict) else ours == {"a": (repr(value["a"][0]),)}
+def test_an_exception_in_a_channel_is_refused() -> None:
+    """As its repr, which is what LangGraph's serializer makes of it, it would be a str after a restart and an exception before."""
+    for value in (
+        ValueError("no"),
+        [KeyError(1)],
+        {"a": (OSError(2, "x"),)},
+        lc.AIMessage("x", additional_kwargs={"e": OSError()}),
+    ):
+        for pack in (lambda v=value: FORM.pack(checkpoint({"x": v})), lambda v=value: FORM.pack_writes([("x", v)])):
+            with pytest.raises(RefusedType, match="channel 'x'"):
+                pack()
+
+
+def test_the_error_of_a_task_is_its_repr_as_all_savers_have_it() -> None:
+    with SafepointSaver("memory://") as saver:
+        builder = StateGraph(State).add_node("n", failing).add_edge(START, "n")
+        at: Any = {"configurable": {"thread_id": "t"}}
+        with pytest.raises(ValueError, match="no"):
+            builder.compile(checkpointer=saver).invoke({"anything": 1}, at)
+        found = saver.get_tuple(at)
+        assert found is not None
+        assert ("__error__", "ValueError('no')") in [write[1:] for write in found.pending_writes or ()]
+
+
+def failing(state: State) -> None:
+    raise ValueError("no")
 
 
 def test_forms_are_told_apart_by_what_they_allow() -> None:

@@ -36,6 +36,8 @@ _PLAIN_PARTS: Final = frozenset({"v", "ts", "channel_versions", "versions_seen",
 _PARTS: Final = ("channel_versions", "versions_seen")
 _PLACE: Final = re.compile(r"(agent_state|write)\['([^']*)'\](\[\d+\])?(.*)", re.DOTALL)
 _IN_FIELDS: Final = re.compile(r"^\['(?:fields|extra|private)'\]\['(\w+)'\]")
+_LONG: Final = 120
+"""Characters of a path inside a channel that are shown."""
 P = TypeVar("P", bound=Packed)
 
 
@@ -343,12 +345,17 @@ def _said_plainly(error: RefusedType, tree: Mapping[str, Any]) -> RefusedType:
         name_, rest, index_ = name, (index or "") + rest, ""
     if type(wrapper) is dict and CLASS in wrapper:
         rest = _IN_FIELDS.sub(r".\1", rest.removeprefix("['value']"), 1)
-    if part == "write":
-        number, _, item = name_.partition(".")
-        place = f"write {number}" + (f"[{item}]" if item else "")
+    number, _, item = name_.partition(".")
+    if part == "write" and number.isdecimal():
+        channel = tree[part]["channels"][int(number)]
+        place = f"write to channel {channel[0] if type(channel) is list else channel!r}" + (f"[{item}]" if item else "")
     else:
         place = f"channel {name_!r}"
-    shown = f"{place}{index_}{rest}"
+    rest = f"{index_}{rest}"
+    if len(rest) > _LONG:  # the ends tell where it is
+        end = rest[-_LONG // 3 :]
+        rest = f"{rest[: _LONG // 2]}…{end[max(0, end.find('[')) :]}"
+    shown = f"{place}{rest}"
     error.what = error.what.replace(path, shown, 1)
     error.details["path"] = shown
     return error
