@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from safepoint.errors import UsageError
-from safepoint.rules.collecting import Collector, Listed, collector_for, is_stream, replayed
+from safepoint.rules.collecting import Chat, Collector, Listed, asked_for, collector_for, is_stream, replayed
 from safepoint.script import Exec, Op, Script
 
 if TYPE_CHECKING:
@@ -58,10 +58,12 @@ class Feed:
     live: bool = False
     tail: deque[Any] = field(default_factory=deque)
     """Chunks that came when the reply was whole already."""
+    choices: int = 1
+    """How many the model is asked for, where its function's arguments tell."""
 
     def collector(self, first: Any) -> Collector:
         if self.collect is None:
-            return collector_for(first)
+            return collector_for(first, self.choices)
         parameters = () if isinstance(self.collect, type) else inspect.signature(self.collect).parameters
         made = Listed(self.collect) if parameters else self.collect()
         if not isinstance(made, Collector):
@@ -74,6 +76,7 @@ class Feed:
         """Ask, and pass on what comes, until the reply is whole. Returns it."""
         self.live = True
         self.tail.clear()
+        self.choices = asked_for(tool.fn, args, kwargs)
         value = yield Exec(tool.fn, args, kwargs, here, tool.timeout)
         self.source = value
         try:
@@ -99,11 +102,14 @@ class Feed:
                 break
             self.given = True
             yield Give(chunk)
-        # The reply is whole. What still comes (its usage) belongs to it, but losing that is no reason to ask again.
-        with contextlib.suppress(Exception):
+        # The reply is whole. What still comes (its usage) belongs to it, but losing that is no reason to ask again; losing a choice is.
+        try:
             while collector is not None and self.tail and (chunk := (yield from pull())) is not _END:
                 whole = collector.add(chunk)
                 self.tail.append(chunk)
+        except Exception:
+            if isinstance(collector, Chat) and not collector.lacks_none():
+                raise
         if collector is None or not (whole or isinstance(collector, Listed)):
             raise ConnectionError("the stream ended before its stop reason came: what came of the reply is not recorded")
         return collector.reply()

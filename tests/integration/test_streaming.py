@@ -232,6 +232,49 @@ def test_a_stream_that_ends_without_its_stop_reason_is_cut_too(cp, kind):
     assert calls(cp) == [("failed", 1)]
 
 
+def _say(index: int, finish: str | None = None) -> dict[str, Any]:
+    choice = {"index": index, "delta": {} if finish else {"role": "assistant", "content": f"{index}"}, "finish_reason": finish}
+    return {"id": "c", "object": "chat.completion.chunk", "created": 7, "model": "m", "choices": [choice]}
+
+
+ONE, TWO = [_say(0), _say(0, "stop")], [_say(1), _say(1, "stop")]
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "begun", "whole"),
+    [
+        ((), {"n": 2}, ONE, False),
+        ((2,), {}, ONE, False),
+        ((), {"params": {"n": 2}}, ONE, False),
+        ((), {"n": 3}, [*ONE, *TWO], False),
+        ((), {"n": 2}, [*ONE, *TWO], True),
+        ((), {"n": 1}, ONE, True),
+        ((), {}, ONE, True),
+        ((), {}, [*ONE, *TWO], False),  # more than one, of who knows how many
+    ],
+)
+def test_a_reply_that_may_lack_a_choice_is_whole_at_the_end_of_its_stream_only(cp, args, kwargs, begun, whole):
+    cut = [True]
+
+    @model
+    def ask(messages: list[Any], n: int | None = None, params: Any = None) -> Iterator[Any]:
+        yield from begun
+        if cut:
+            raise ConnectionError("cut between two choices, or before the usage")
+
+    def step(run: Any) -> None:
+        run.finish(run.stream(ask, HELLO, *args, **kwargs).reply())
+
+    if not whole:
+        with pytest.raises(CallFailed, match="between two choices"):
+            safepoint.run_agent(step, task_id="t", input="hello", store=cp)
+        assert calls(cp) == [("failed", 1)]
+        cut.clear()
+    result = safepoint.run_agent(step, task_id="t", input="hello", store=cp).result
+    assert [(c["index"], c["message"]["content"]) for c in result["choices"]] == [(0, "0"), (1, "1")][: len(begun) // 2]
+    assert calls(cp) == [("succeeded", 2 - whole)]
+
+
 def test_an_error_in_the_stream_and_an_exception_of_the_consumer_are_told_apart(cp):
     provider = Provider("anthropic")
     provider.events = [*sse.ANTHROPIC[:4], {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}]

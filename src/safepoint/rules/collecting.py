@@ -14,6 +14,7 @@ know, and take time that grows with the square of the reply; tests hold the repl
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -22,7 +23,7 @@ from safepoint.codec.registry import sdk_of
 from safepoint.codec.sdk import wire
 from safepoint.errors import UsageError
 
-__all__ = ["Anthropic", "Chat", "Collector", "Listed", "Responses", "collector_for", "is_stream", "replayed"]
+__all__ = ["Anthropic", "Chat", "Collector", "Listed", "Responses", "asked_for", "collector_for", "is_stream", "replayed"]
 
 
 @runtime_checkable
@@ -61,11 +62,24 @@ def is_stream(value: Any) -> bool:
     return hasattr(type(value), "__next__") or hasattr(type(value), "__anext__")
 
 
-def collector_for(chunk: Any) -> Chat | Responses | Anthropic:
-    """The collector that knows this first chunk."""
+def asked_for(fn: Callable[..., Any], args: Any, kwargs: Any) -> int:
+    """How many choices a model is asked for, as far as that stands in its function's arguments: ``n``, also as a default or in a
+    mapping of parameters. 1 if nothing is said."""
+    try:
+        bound = inspect.signature(fn).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        return 1
+    bound.apply_defaults()
+    given = [bound.arguments, *(value for value in bound.arguments.values() if isinstance(value, Mapping))]
+    said = [n for mapping in given if type(n := mapping.get("n")) is int]
+    return max([1, *said])
+
+
+def collector_for(chunk: Any, n: int = 1) -> Chat | Responses | Anthropic:
+    """The collector that knows this first chunk; ``n``: of how many choices."""
     tree, own = _tree(chunk), sdk_of(type(chunk)) is not None
     if tree.get("object") == "chat.completion.chunk":
-        return Chat(ChatClasses if own else None)
+        return Chat(ChatClasses if own else None, n)
     kind = tree.get("type")
     if isinstance(kind, str) and kind.partition(".")[0] in ("response", "error") and "message" not in tree:
         return Responses(ResponsesClasses if own else None)
@@ -145,8 +159,9 @@ _OVERWRITTEN = ("role", "id", "type", "index")  # whole each time they come; eve
 
 
 class Chat(_Known):
-    def __init__(self, classes: _Classes | None = None) -> None:
+    def __init__(self, classes: _Classes | None = None, n: int = 1) -> None:
         super().__init__(classes)
+        self._n = n
         self._whole: dict[str, Any] = {}
         self._choices: dict[int, dict[str, Any]] = {}
 
@@ -158,6 +173,11 @@ class Chat(_Known):
             elif value is not None or key not in self._whole:  # the usage comes once, and nulls before and after it
                 self._whole[key] = value
         return bool(self._choices) and all(c["finish_reason"] is not None for c in self._choices.values())
+
+    def lacks_none(self) -> bool:
+        """Whether as many choices have begun as were asked for. Until then another one may be on its way though all that have begun
+        have ended; only the end of the stream tells. (Some servers give one, whatever ``n`` is.)"""
+        return len(self._choices) == self._n
 
     def _choice(self, choice: dict[str, Any]) -> None:
         index = choice.get("index") or 0
