@@ -10,6 +10,7 @@ import random
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -547,6 +548,53 @@ def test_again(tmp_path: Path, source: str, target: str) -> None:
             import_threads(source, f"sqlite:///{tmp_path / 'old.db'}")
         with pytest.raises(UsageError, match="no target"):
             import_threads(source, None)
+
+
+_IMPORTS = """
+import sys
+from safepoint.adapters.langgraph import import_threads
+import_threads(sys.argv[1], sys.argv[2], progress=lambda p: print(p.done, flush=True))
+"""
+
+
+@pytest.mark.scaled
+def test_killed_on_the_way(tmp_path: Path, source: str, target: str) -> None:
+    """Each thread is there whole or not at all, and the next import does the rest."""
+    seed = int.from_bytes(os.urandom(4), "big")
+    print("seed", seed)
+    draw = random.Random(seed)
+    names = [f"t{i:02}" for i in range(30)]
+    with old(tmp_path) as theirs:
+        for name in names:
+            config, messages = thread(name), []
+            for i in range(12):
+                messages.append(HumanMessage(f"{name} {i}" * 50))
+                config = theirs.put(config, made({"messages": messages}, {"messages": i}), about(i), {"messages": i})
+                theirs.put_writes(config, [("messages", messages[-1:])], task_id(i))
+        for _ in range(scale(1, 6)):
+            for left in tmp_path.glob("new.db*"):
+                left.unlink()
+            child = subprocess.Popen([sys.executable, "-c", _IMPORTS, source, target], stdout=subprocess.PIPE, text=True)
+            try:
+                until = draw.randrange(1, 29)
+                for line in child.stdout:
+                    if int(line) >= until:
+                        time.sleep(draw.random() * 0.01)
+                        break
+                else:
+                    pytest.fail("the import ended by itself")
+            finally:
+                child.kill()
+                child.communicate(timeout=60)
+            with safepoint.open(target) as cp:
+                there = [t.task_id for t in cp.tasks()]
+                assert all(cp.verify(t).ok for t in there)
+            assert len(there) >= until
+            assert not compared(theirs, target, there)
+            report = import_threads(source, target)
+            assert not report.refused, report.refused[0].error
+            assert {t.task_id for t in report.threads if t.result == "unchanged"} == set(there)
+            assert not compared(theirs, target, names)
 
 
 def test_progress(tmp_path: Path, source: str, target: str) -> None:

@@ -229,7 +229,8 @@ def _placed(store: Store | None, image: Image, dry_run: bool) -> Literal["import
     if store is None:
         return "imported"
     task = image.row.task
-    old = imaging.take(store, task)
+    # Without its row it is what a write that was killed has left: no task, and the next write clears it away.
+    old = None if store.task(task) is None else imaging.take(store, task)
     if old is not None:
         if imaging.follows(old.image, image):
             return "unchanged"  # as it is, or gone on since
