@@ -93,6 +93,25 @@ def test_a_newer_schema_is_left_alone(url, side):
     assert side.execute(f"SELECT * FROM {name}.sp_meta ORDER BY key").fetchall() == before
 
 
+def test_a_schema_that_was_never_released_is_left_alone(url, side):
+    """Its functions have the names of today's, and read the arrays of a commit otherwise: what they are given lands elsewhere."""
+    store = open_store(url)
+    Writer(store).save()
+    store.close()
+    name = schema_of(url)
+    side.execute(f"UPDATE {name}.sp_meta SET value = '1' WHERE key = 'schema'")
+    before = side.execute(f"SELECT * FROM {name}.sp_meta ORDER BY key").fetchall()
+    again = open_store(url)
+    assert any("never released" in finding.text and finding.level != "ok" for finding in again.check())
+    for verb in (lambda: again.task("task"), lambda: Writer(again).save()):
+        with pytest.raises(UsageError, match="never released") as caught:
+            verb()
+        assert "Export" in caught.value.remedy
+        assert "nothing was changed" in caught.value.remedy
+    again.close()
+    assert side.execute(f"SELECT * FROM {name}.sp_meta ORDER BY key").fetchall() == before
+
+
 def test_an_older_schema_is_brought_up_to_date_and_keeps_nobody_waiting_for_long(url, side, store, monkeypatch):
     Writer(store).save(*tree("a"))
     text = schemas.text

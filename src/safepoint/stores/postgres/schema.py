@@ -25,7 +25,9 @@ __all__ = ["FUNCTIONS", "SCHEMA", "parts", "prepare"]
 
 STEPS = ("postgres_1",)
 """The tables, and how each older form of them becomes the next."""
-SCHEMA = len(STEPS)
+FIRST = 2
+"""The schema that the first of them makes. Schema 1 had other columns under the same names of functions; no release ever made it."""
+SCHEMA = FIRST - 1 + len(STEPS)
 FUNCTIONS = ("postgres_commit_1",)
 """Files of functions, in the order in which they came to be; new ones are added at the end."""
 OLDEST = 13
@@ -68,6 +70,13 @@ def _is_current(link: Link, schema: str, quoted: str, url: str) -> bool:
             "Use the newer safepoint; nothing was changed.",
             url=url,
         )
+    if 0 < tables < FIRST:
+        raise UsageError(
+            f"schema {schema!r} of {url} was made by a safepoint that was never released",
+            f"it has version {tables}, the first that was released is {FIRST}",
+            "Export its tasks with the version that made it, and import them into another schema; nothing was changed.",
+            url=url,
+        )
     return tables == SCHEMA and functions >= len(FUNCTIONS)
 
 
@@ -94,7 +103,7 @@ def _install(link: Link, schema: str, quoted: str, url: str) -> None:
         if there and _is_current(link, schema, quoted, url):
             link.execute("ROLLBACK")
             return
-        for name in (*STEPS[tables:], *FUNCTIONS[functions:]):
+        for name in (*STEPS[max(0, tables - FIRST + 1) :], *FUNCTIONS[functions:]):
             link.execute(text(name).format(s=quoted))
         link.execute(
             f"INSERT INTO {quoted}.sp_meta (key, value) VALUES ('schema', '{SCHEMA}'), ('functions', '{len(FUNCTIONS)}')"

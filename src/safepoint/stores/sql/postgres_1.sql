@@ -1,4 +1,4 @@
--- The tables of the PostgreSQL store, schema 1. {s} is the name of the schema they lie in; every table starts with sp_ too, as
+-- The tables of the PostgreSQL store, schema 2 (1 was never released). {s} is the name of the schema they lie in; every table starts with sp_ too, as
 -- tables of transactional tools may lie beside them. What each means is told in sqlite_1.sql; what differs is told here.
 --
 -- Texts are compared byte by byte ("C"): that is the order of code points, in which tasks are listed. Payload is stored out of
@@ -209,4 +209,4 @@ CREATE TABLE {s}.sp_quarantine (
 );
 
 -- schema: of these tables. fence: the highest that a deleted task had, and no new one gets that or a lower one.
-INSERT INTO {s}.sp_meta (key, value) VALUES ('schema', '1'), ('fence', '0');
+INSERT INTO {s}.sp_meta (key, value) VALUES ('schema', '2'), ('fence', '0');
