@@ -152,8 +152,9 @@ def counted(saver: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     headers, read = saver.store.headers, saver.store.read
 
     def counting(*args: Any, **named: Any) -> Any:
+        before = len(seen)
         rows = headers(*args, **named)
-        seen.append(max(1, len(rows)))
+        seen[before:] = [max(1, len(rows))]  # whatever the store does for it inside
         return rows
 
     def reading(*args: Any, **named: Any) -> Any:
