@@ -18,7 +18,6 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP
 from safepoint import imaging
 from safepoint.adapters.langgraph.form import Base, Form
 from safepoint.adapters.langgraph.jsonplus import Cipher, Reader
-from safepoint.adapters.langgraph.pending import APART, NULL_TASK
 from safepoint.adapters.langgraph.reading import with_own
 from safepoint.adapters.langgraph.sources import SENDS, At, Found, Source, Write, open_source
 from safepoint.checking import store_of
