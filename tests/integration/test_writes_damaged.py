@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -180,3 +181,32 @@ def test_a_repair_in_place_undoes_nothing_that_came_meanwhile(cp: Any, monkeypat
     assert cp.verify("t").ok
     assert keys(cp) == KEYS[1:]
     assert [b.head.seq for b in cp.store.branches("t")] == [2]
+
+
+def test_a_shell_says_how_many_there_are_and_which_are_lost(
+    cp: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from safepoint.cli import main
+
+    def run(*args: str) -> tuple[int, str]:
+        code = main(["--store", f"sqlite:///{tmp_path}/agent.db", *args])
+        return code, " ".join(capsys.readouterr().out.split())
+
+    state = State("none")
+    cp.save(state)
+    out, to = f"{tmp_path}/t.safepoint", f"sqlite:///{tmp_path}/to.db"
+    assert "0 pauses, 10 writes, " in run("verify")[1]
+    assert "write" not in run("verify", "none")[1]
+    assert "0 pauses, 5 writes, " in run("export", "t", out)[1]
+    assert json.loads(run("--json", "export", "t", out)[1])["writes"] == 5
+    assert "0 pauses, 5 writes, " in run("copy", "t", "--to", to)[1]
+    assert json.loads(run("--json", "copy", "u", "--to", to)[1])["tasks"][0]["writes"] == 5
+    assert "write" not in run("copy", "none", "--to", to)[1]
+    assert "0 pauses, 5 writes)" in run("import", out, "--as", "again")[1]
+    assert json.loads(run("--json", "import", out, "--as", "once more")[1])["writes"] == 5
+    changed(cp, "UPDATE sp_writes SET path = 'q' WHERE task = 1 AND idx = 0")
+    code, told = run("--json", "verify", "t")
+    assert (code, json.loads(told)["writes"], json.loads(told)["damages"][0]["writes"]) == (6, 5, [list(KEYS[0])])
+    assert f"t: writes left out: {KEYS[0]!r}" in run("repair", "t", "--into", f"sqlite:///{tmp_path}/one.db")[1]
+    told = run("--json", "repair", "t", "--into", f"sqlite:///{tmp_path}/two.db")[1]
+    assert json.loads(told)["lost_writes"] == {"t": [list(KEYS[0])]}

@@ -92,6 +92,7 @@ def _damage(d: Damage) -> dict[str, Any]:
         "why": d.why,
         "checkpoints": _runs(d.checkpoints),
         "calls": _runs(d.calls),
+        "writes": [list(key) for key in d.writes],
     }
 
 
@@ -109,7 +110,7 @@ def _branch(b: BranchReport) -> dict[str, Any]:
 
 
 def _verification(v: Verification) -> dict[str, Any]:
-    counts = {n: getattr(v, n) for n in ("tasks", "checkpoints", "calls", "pauses", "objects", "bytes")}
+    counts = {n: getattr(v, n) for n in ("tasks", "checkpoints", "calls", "pauses", "writes", "objects", "bytes")}
     return {
         "ok": v.ok,
         **counts,
@@ -144,6 +145,7 @@ def _repair(r: Repair) -> dict[str, Any]:
             for f in r.fell_back
         ],
         **lost,
+        "lost_writes": {task: [list(key) for key in keys] for task, keys in r.lost_writes.items()},
         "left_behind": r.left_behind,
         "set_aside": r.set_aside,
     }
@@ -188,7 +190,8 @@ def _doctor(d: Doctor) -> dict[str, Any]:
 
 
 def _show(screen: Screen, v: Verification, task: str | None) -> None:
-    read = ", ".join(many(getattr(v, kind), kind) for kind in ("tasks", "checkpoints", "calls", "pauses", "objects"))
+    kinds = ("tasks", "checkpoints", "calls", "pauses", *(("writes",) if v.writes else ()), "objects")
+    read = ", ".join(many(getattr(v, kind), kind) for kind in kinds)
     screen.line(f"read {read}: {size(v.bytes)} in {v.seconds:.1f} s")
     if v.ok:
         screen.line("nothing is damaged", "green")
@@ -222,6 +225,8 @@ def _line(d: Damage) -> list[str | Styled]:
         takes.append(f"checkpoints {spans(d.checkpoints)}")
     if d.calls and d.kind != "call":
         takes.append(f"calls {spans(d.calls)}")
+    if d.writes and d.kind != "write":
+        takes.append(many(len(d.writes), "writes"))
     return ["" if d.task_id is None else name(d.task_id), Styled(clean(d.what), "red"), d.why, d.where, ", ".join(takes)]
 
 
@@ -246,6 +251,8 @@ def _repaired(screen: Screen, r: Repair) -> None:
     ):
         for task, runs in getattr(r, key).items():
             screen.line(f"{name(task)}: {what}: {spans(runs)}")
+    for task, keys in r.lost_writes.items():
+        screen.line(f"{name(task)}: writes left out: {clean(', '.join(map(repr, keys)))}")
     for text in r.left_behind:
         screen.line(f"left behind, as it belongs to no task that is known: {text}")
 

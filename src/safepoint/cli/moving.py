@@ -67,11 +67,12 @@ def _tell(report: CopyReport) -> None:
 
 
 def _counted(report: object) -> str:
-    return ", ".join(many(getattr(report, kind), kind) for kind in ("checkpoints", "calls", "pauses"))
+    kinds = ("checkpoints", "calls", "pauses", *(("writes",) if getattr(report, "writes", 0) else ()))
+    return ", ".join(many(getattr(report, kind), kind) for kind in kinds)
 
 
 def _copied(report: CopyReport) -> dict[str, Any]:
-    fields = ("task_id", "result", "checkpoints", "calls", "pauses", "bytes")
+    fields = ("task_id", "result", "checkpoints", "calls", "pauses", "writes", "bytes")
     return {
         "changed": report.changed,
         "tasks": [{**{f: getattr(t, f) for f in fields}, "skipped": list(t.skipped)} for t in report.tasks],
@@ -101,7 +102,7 @@ def export(task: str, file: str) -> None:
     if file == "-":
         out.flush()
     elif as_json():
-        fields = ("task_id", "seq", "checkpoints", "calls", "pauses", "bytes")
+        fields = ("task_id", "seq", "checkpoints", "calls", "pauses", "writes", "bytes")
         Screen().json({**{f: getattr(report, f) for f in fields}, "file": os.path.abspath(file)})
     else:
         what = _counted(report)
@@ -156,7 +157,7 @@ def _from_file(file: str, url: str | None, task: str | None) -> None:
         raise NotFound(f"there is no file {name(file)}", "", "Correct the path.")  # before a store is made for it
     with open_made(url) as cp, shown("checkpoints") as progress:
         report = cp.import_(given, task_id=task, progress=progress)
-    fields = ("task_id", "what", "result", "branch", "seq", "checkpoints", "calls", "pauses")
+    fields = ("task_id", "what", "result", "branch", "seq", "checkpoints", "calls", "pauses", "writes")
     if as_json():
         Screen().json({f: getattr(report, f) for f in fields})
         return
