@@ -296,7 +296,16 @@ def json_copy(run, db):
     assert run("copy", "kept", "--to", to) == {
         "changed": False,
         "tasks": [
-            {"task_id": "kept", "result": "unchanged", "checkpoints": 5, "calls": 0, "pauses": 0, "bytes": ANY, "skipped": []}
+            {
+                "task_id": "kept",
+                "result": "unchanged",
+                "checkpoints": 5,
+                "calls": 0,
+                "pauses": 0,
+                "writes": 0,
+                "bytes": ANY,
+                "skipped": [],
+            }
         ],
     }
 
@@ -304,7 +313,8 @@ def json_copy(run, db):
 def json_export(run, db):
     file = db.parent / "kept.safepoint"
     assert run("export", "kept@2", file) == {
-        "task_id": "kept", "seq": 2, "checkpoints": 1, "calls": 0, "pauses": 0, "bytes": file.stat().st_size, "file": str(file),
+        "task_id": "kept", "seq": 2, "checkpoints": 1, "calls": 0, "pauses": 0, "writes": 0,
+        "bytes": file.stat().st_size, "file": str(file),
     }  # fmt: skip
 
 
@@ -314,6 +324,7 @@ def json_import(run, db):
     assert data == {
         "task_id": "mailing", "what": "checkpoint", "result": "imported", "branch": "import-2", "seq": 3, "checkpoints": 1, "calls": 0,
         "pauses": 0,
+        "writes": 0,
     }  # fmt: skip
 
 
