@@ -67,7 +67,9 @@ def unequal(a: Any, b: Any, at: str = "") -> list[str]:
 
 
 def _bare(value: Any) -> Any:
-    """Versions of ours, and the dict of them, carry where they are from."""
-    if type(value).__module__.startswith("safepoint"):
-        return next((cls(value) for cls in (int, float, str, dict) if isinstance(value, cls)), value)
-    return value
+    """Versions of ours, and the mapping of them, carry where they are from."""
+    if not type(value).__module__.startswith("safepoint"):
+        return value
+    if isinstance(value, Mapping):
+        return dict(value)
+    return next((cls(value) for cls in (int, float, str) if isinstance(value, cls)), value)
