@@ -12,6 +12,7 @@ from langgraph.checkpoint.base import Checkpoint, CheckpointTuple, DeltaChannelH
 
 from safepoint.adapters.langgraph.form import Form, Loaded
 from safepoint.adapters.langgraph.lazy import Versions
+from safepoint.adapters.langgraph.pending import HIDDEN, answers, unpacked_writes
 from safepoint.adapters.langgraph.records import Node
 from safepoint.adapters.langgraph.versions import Origin, marked
 from safepoint.codec import states
@@ -24,14 +25,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("safepoint")
 
-HIDDEN = "safepoint:hidden"
-"""The writer of the mark of a checkpoint that was deleted, and that a delta channel of a later one still needs."""
 MARK = -100
 OWN = "safepoint"
 """The reserved key of a header's metadata: what the adapter keeps there."""
 PAGE = 32
-
-Writes = dict[str, list[tuple[str, str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +234,8 @@ def _tuple(
     origin: Origin,
 ) -> CheckpointTuple:
     header = Header.of(saver.form, row)
+    rows = list(rows)
+    origin.answers = answers(rows)
     key = (where.thread, where.ns, row.id)
     known = saver._records.node(key)
     at_hand = known is not None and getattr(known.packed, "digest", None) == row.digest
@@ -252,7 +251,7 @@ def _tuple(
         checkpoint=_marked(loaded.checkpoint, origin),
         metadata=cast(Any, header.whole(loaded)),
         parent_config=None if header.parent is None else where.config(header.parent),
-        pending_writes=writes_of(saver.form, where.thread, rows, held).get(row.id, []),
+        pending_writes=unpacked_writes(saver.form, where.thread, rows, held).get(row.id, []),
     )
 
 
@@ -260,18 +259,6 @@ def _marked(checkpoint: dict[str, Any], origin: Origin) -> Checkpoint:
     found = checkpoint["channel_versions"]
     versions = Versions(lambda: marked(found, origin)) if isinstance(found, Versions) else marked(found, origin)
     return cast(Checkpoint, {**checkpoint, "channel_versions": versions})
-
-
-def writes_of(form: Form, thread: str, rows: Iterable[WriteRow], objects: Mapping[bytes, Obj]) -> Writes:
-    """Pending writes by checkpoint, in the order in which a superstep applies them."""
-    found: Writes = {}
-    for row in rows:
-        if row.writer == HIDDEN:
-            continue
-        row.check(thread, f"a write of {row.writer} on {row.checkpoint}")
-        pairs = form.unpack_writes(row.data, row.refs, objects)
-        found.setdefault(row.checkpoint, []).extend((row.writer, channel, value) for channel, value in pairs)
-    return found
 
 
 # -- many
@@ -430,7 +417,7 @@ def _shown(saver: SafepointSaver, where: Where, headers: Sequence[Header]) -> It
         ids = [h.row.id for h in headers if h.row.space == ns]
         rows, held = store.writes(thread, space=ns, checkpoints=ids)
         hidden |= {(ns, row.checkpoint) for row in rows if row.writer == HIDDEN}
-        writes |= {(ns, id): found for id, found in writes_of(saver.form, thread, rows, held).items()}
+        writes |= {(ns, id): found for id, found in unpacked_writes(saver.form, thread, rows, held).items()}
     for header in headers:
         row = header.row
         if (row.space, row.id) in hidden:
@@ -480,7 +467,7 @@ def delta_history(saver: SafepointSaver, where: Where, channels: Sequence[str]) 
                 chain.append(row)
                 next_id = Header.of(saver.form, row).parent
         found, held = store.writes(thread, space=where.ns, checkpoints=[row.id for row in chain])
-        writes = writes_of(saver.form, thread, found, held)
+        writes = unpacked_writes(saver.form, thread, found, held)
         for row in chain:
             for write in reversed(writes.get(row.id, [])):
                 if write[1] in wanted:

@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from safepoint import imaging
+from safepoint.adapters.langgraph.pending import HIDDEN
 from safepoint.adapters.langgraph.pruning import Item, Ref, beyond_latest, is_call, plan, with_subgraphs
-from safepoint.adapters.langgraph.reading import HIDDEN, MARK, Header
+from safepoint.adapters.langgraph.reading import MARK, Header
 from safepoint.errors import Conflict, Damaged, LeaseHeld, NotFound, SafepointError, UsageError
 from safepoint.model import check_id, new_id, now
 from safepoint.rows import BranchWrite, Commit, TaskPatch, WriteRow, replace

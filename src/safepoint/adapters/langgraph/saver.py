@@ -12,12 +12,12 @@ import copy
 import logging
 import time
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import datetime
 from typing import Any, Literal, Self, TypeVar, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
-    WRITES_IDX_MAP,
     BaseCheckpointSaver,
     ChannelVersions,
     Checkpoint,
@@ -31,9 +31,10 @@ from safepoint import checkpointer
 from safepoint.adapters.langgraph import reading, removing
 from safepoint.adapters.langgraph.form import Form
 from safepoint.adapters.langgraph.holding import Holding
+from safepoint.adapters.langgraph.pending import answer_of, packed_writes
 from safepoint.adapters.langgraph.reading import Where
 from safepoint.adapters.langgraph.records import Key, Node, Records
-from safepoint.adapters.langgraph.versions import Verdict, decide, entered, failure, next_version, origin_of
+from safepoint.adapters.langgraph.versions import Origin, Verdict, decide, entered, failure, next_version, origin_of, running
 from safepoint.aio import Offload
 from safepoint.checkpointer import Checkpointer
 from safepoint.codec import states
@@ -48,10 +49,6 @@ __all__ = ["SafepointSaver"]
 log = logging.getLogger("safepoint")
 T = TypeVar("T")
 
-NULL_TASK = "00000000-0000-0000-0000-000000000000"
-"""The writer of what comes from outside of any node: input, and commands."""
-APART = 1 << 20
-"""From this index on: regular writes that tell of an error. They must not stand in the way of what a later try writes."""
 _RUNNING = "__pregel_runtime"
 _REPLAYING = "__pregel_replay_state"
 _DURABILITY = "__pregel_durability"
@@ -210,6 +207,9 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
         origin = origin_of(checkpoint["channel_versions"].values())
         where = Where.of(config)
         try:
+            failed = failure() or (None if origin is None else origin.failed)
+            if failed is not None:
+                raise failed
             self._records.refuse_doubtful(where.thread, born=None if origin is None else origin.born)
             for above in after:
                 self.wait_stored(above)
@@ -398,58 +398,47 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
         self._records.refuse_doubtful(thread, task=task_id)
         node = self._records.node((thread, where.ns, where.id))
         base = None if node is None else node.packed
-        rows: list[WriteRow] = []
-        objects: dict[bytes, Any] = {}
-
-        def record(idx: int, group: Sequence[tuple[str, Any]]) -> None:
-            packed = self.form.pack_writes(group, base=base, flat=not self.store.chunked)
-            objects.update((o.name, o) for o in packed.new)
-            rows.append(
-                WriteRow(
-                    space=where.ns,
-                    checkpoint=cast(str, where.id),
-                    writer=task_id,
-                    idx=idx,
-                    path=task_path,
-                    data=packed.data,
-                    refs=packed.refs,
-                )
-            )
-
-        regular: list[tuple[str, Any]] = []
-        for position, (channel, value) in enumerate(writes):
-            if isinstance(value, BaseException) and channel.startswith("__error"):
-                value = repr(value)  # as all savers have it: what is stored is never made an exception again
-            special = WRITES_IDX_MAP.get(channel)
-            if special is not None:
-                record(special, [(channel, value)])
-            elif task_id == NULL_TASK:
-                record(position, [(channel, value)])  # its list grows from call to call
-            elif channel.startswith("__error"):
-                record(APART + position, [(channel, value)])
-            else:
-                regular.append((channel, value))
-        if regular:
-            record(0, regular)
+        run = running() if _RUNNING in config.get("configurable", {}) else None
+        rows, objects = packed_writes(
+            self.form,
+            writes,
+            given=None if run is None else run.answers,
+            base=base,
+            flat=not self.store.chunked,
+            space=where.ns,
+            checkpoint=where.id,
+            writer=task_id,
+            path=task_path,
+        )
         if not rows:
             return
-        # Of two special writes of one kind in a call, the last one stands.
-        unique = {row.key: row for row in rows}
         on = None if base is None or node is None else node.head
-        try:
-            self.commit(
-                Commit(
-                    task=thread,
-                    id=new_id(),
-                    writes=tuple(unique.values()),
-                    objects=tuple(objects.values()),
-                    stands_on=on,
-                )
+        answer = answer_of(rows)
+        with run.answering if answer is not None and run is not None else nullcontext():
+            try:
+                self.commit(Commit(task=thread, id=new_id(), writes=tuple(rows), objects=tuple(objects), stands_on=on))
+            except NotFound:
+                # What it was recorded against has been deleted since: with all that was recorded against it.
+                if on is None or self.store.read(thread, space=where.ns, id=where.id) is not None:
+                    raise
+                return
+            if answer is not None:
+                self._compare(where, answer, run)
+
+    def _compare(self, where: Where, answer: WriteRow, run: Origin | None) -> None:
+        """Raise unless the answer is the one that stands: somebody else may have given one first."""
+        there, _ = self.store.writes(where.thread, space=where.ns, checkpoints=[answer.checkpoint], writer=answer.writer)
+        if any(row.idx == answer.idx and (row.data, row.refs) != (answer.data, answer.refs) for row in there):
+            error = Conflict(
+                f"thread {where.thread!r} has been given another answer",
+                "another run has answered the same question first",
+                "Look at the thread, and answer what it asks now. What this run answered was not used.",
+                task=where.thread,
+                space=where.ns,
             )
-        except NotFound:
-            # What it was recorded against has been deleted since: with all that was recorded against it.
-            if on is None or self.store.read(thread, space=where.ns, id=where.id) is not None:
-                raise
+            if run is not None:
+                run.failed = error
+            raise error
 
     # -- removing and copying
 

@@ -8,6 +8,7 @@ tasks, without a context variable, and without a key that would show in anybody'
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ __all__ = [
     "moment",
     "next_version",
     "origin_of",
+    "running",
 ]
 
 Version: TypeAlias = int | float | str
@@ -47,6 +49,8 @@ class Origin:
         failed: Why something that the run put did not land. A run that goes on all the same, as one with asynchronous durability does
             for a while, is told at its next superstep.
         born: When, as ``moment`` counts.
+        answers: How many answers to its questions the checkpoint had been given.
+        answering: Held while this run gives one, until it is known whether it was the first: nothing is put before.
         above: Of the run of the graph around it.
     """
 
@@ -54,6 +58,8 @@ class Origin:
     newest: bool = True
     failed: BaseException | None = None
     born: int = field(default_factory=moment)
+    answers: int = 0
+    answering: threading.Lock = field(default_factory=threading.Lock, repr=False)
     above: Origin | None = field(default=None, repr=False)
 
     def __copy__(self) -> Self:
@@ -75,12 +81,20 @@ def entered(origin: Origin | None, *, nested: bool) -> None:
     _run.set(origin)
 
 
+def running() -> Origin | None:
+    """The origin of the run that the code is in."""
+    return _run.get()
+
+
 def failure() -> BaseException | None:
     """Why this run, or one around it, will put nothing more: LangGraph begins no put after one that failed."""
     origin = _run.get()
-    while origin is not None and origin.failed is None:
+    while origin is not None:
+        with origin.answering:
+            if origin.failed is not None:
+                return origin.failed
         origin = origin.above
-    return None if origin is None else origin.failed
+    return None
 
 
 class _Marked:
