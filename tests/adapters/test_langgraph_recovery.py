@@ -93,6 +93,38 @@ def test_auto_goes_on_from_it_and_says_so(path: Path, caplog: pytest.LogCaptureF
         assert len(list(graph(saver).get_state_history(CONFIG))) == 8, "all but the damaged one"
 
 
+def test_what_a_fallback_passed_over_is_on_record_and_of_two_fallbacks_one_has_lost(path: Path) -> None:
+    damaged(path)
+    with SafepointSaver(f"sqlite:///{path}", recover="auto") as saver:
+        both = threading.Barrier(2)
+        found: list[Any] = []
+
+        def request(item: str) -> None:
+            def body(state: Items) -> Any:
+                both.wait(10)
+                return {"items": [item]}
+
+            try:
+                found.append(graph(saver, body).invoke({"items": ["in"]}, CONFIG, durability="exit")["items"])
+            except Conflict as error:
+                found.append(error)
+
+        threads = [threading.Thread(target=request, args=(item,)) for item in "xy"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(type(f).__name__ for f in found) == ["Conflict", "list"]
+        (won,) = [f for f in found if isinstance(f, list)]
+        assert graph(saver).get_state(CONFIG).values["items"] == won
+        assert {b.name for b in saver.cp.branches("t")} == {"main", "main~1"}
+        # Only in what was put first: what follows it is a line like any other, in which a run can lose.
+        graph(saver).invoke({"items": ["d"]}, CONFIG)
+        notes = [info.metadata.get("safepoint", {}).get("recovered") for info in saver.cp.list_checkpoints("t")]
+        assert [note for note in notes if note] == [{"from": 5, "skipped": [6]}]
+        assert "safepoint" not in saver.get_tuple(CONFIG).metadata  # type: ignore[union-attr,operator]
+
+
 def test_the_error_of_a_put_that_a_node_hides_is_in_the_log(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with SafepointSaver(f"sqlite:///{path}") as saver:
 

@@ -18,6 +18,7 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP
 from safepoint import imaging
 from safepoint.adapters.langgraph.form import Base, Form
 from safepoint.adapters.langgraph.jsonplus import Cipher, Reader
+from safepoint.adapters.langgraph.pending import APART, NULL_TASK
 from safepoint.adapters.langgraph.reading import with_own
 from safepoint.adapters.langgraph.sources import SENDS, At, Found, Source, Write, open_source
 from safepoint.checking import store_of
@@ -45,10 +46,6 @@ from safepoint.stores.url import redact
 __all__ = ["Cipher", "Hidden", "ThreadImport", "ThreadsReport", "import_threads"]
 
 log = logging.getLogger("safepoint")
-
-# As the rows of our saver's own put_writes have them.
-_NULL_TASK = "00000000-0000-0000-0000-000000000000"
-_LATE = 1 << 20
 
 _HELD = 16
 """Of how many checkpoints the packed form is kept, for their children to be compared with."""
@@ -506,10 +503,10 @@ class _Thread:
             in_turn = late and regular[-len(late) :] != late
             for w in writes:
                 pair = (w.channel, self.reader.typed(*w.value, f"a write of task {task[:60]} to channel {w.channel!r}"))
-                if w.channel in WRITES_IDX_MAP or task == _NULL_TASK:
+                if w.channel in WRITES_IDX_MAP or task == NULL_TASK:
                     idx = w.idx
                 elif w.channel.startswith("__error") and not in_turn:
-                    idx = _LATE + w.idx
+                    idx = APART + w.idx
                 else:
                     idx = 0
                 rows.setdefault(idx, []).append(pair)

@@ -16,7 +16,7 @@ from safepoint.adapters.langgraph.pending import HIDDEN, answers, unpacked_write
 from safepoint.adapters.langgraph.records import Node
 from safepoint.adapters.langgraph.versions import Origin, marked
 from safepoint.codec import states
-from safepoint.errors import Damaged, InvalidState, SafepointError, UsageError
+from safepoint.errors import Conflict, Damaged, InvalidState, SafepointError, UsageError
 from safepoint.model import Obj, check_id
 from safepoint.rows import CheckpointRow, Head, WriteRow, replace
 
@@ -167,7 +167,7 @@ def _fallen_back(saver: SafepointSaver, where: Where, head: int | None, damage: 
     Only what is damaged is passed over. What the store cannot tell just now may well be sound.
     """
     try:
-        good, skipped = _sound_before(saver, where, _head(saver, where) if head is None else head)
+        good, skipped = _sound_before(saver, where, newest(saver, where) if head is None else head)
     except SafepointError as error:
         if saver.auto and not isinstance(error, Damaged):
             raise
@@ -186,12 +186,23 @@ def _fallen_back(saver: SafepointSaver, where: Where, head: int | None, damage: 
     return found
 
 
-def _head(saver: SafepointSaver, where: Where) -> int:
-    """The number of the newest checkpoint of a namespace, where the store could not even read that."""
+def newest(saver: SafepointSaver, where: Where) -> int:
+    """The number of the newest checkpoint of a namespace: the one that a run sets out from. It may be one that cannot be read."""
     task = saver.store.task(where.thread) if where.ns == "" else None
     if task is not None and task.head is not None:
         return task.head.seq
     return max((b.head.seq for b in saver.store.branches(where.thread, where.ns)), default=0)
+
+
+def overtaken(where: Where) -> Conflict:
+    """What a put raises whose run set out from what is not the newest any more."""
+    return Conflict(
+        f"thread {where.thread!r} has moved on",
+        f"another run has put a checkpoint after {where.id or 'the start'}",
+        "Run the graph again: it sets out from what is there now. What this run put before stays.",
+        task=where.thread,
+        space=where.ns,
+    )
 
 
 def _sound_before(
@@ -202,7 +213,8 @@ def _sound_before(
     for header in _below(saver, where, head):
         try:
             found = saver.store.read(where.thread, space=where.ns, seq=header.seq)
-            good = None if found is None else _seen(saver, where, *found, Origin("fallback"))
+            origin = Origin("fallback", recovered={"from": header.seq, "skipped": skipped})
+            good = None if found is None else _seen(saver, where, *found, origin)
         except Damaged:
             skipped.append(header.seq)
             continue

@@ -76,7 +76,7 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
         conflicts: ``refuse``: of two runs that go on from one checkpoint, one raises ``Conflict``. ``fork``: both land, on a branch
             each, and the thread goes on with the one that put last; the other's work is still there, and nobody is told.
         recover: ``strict``: a newest checkpoint that is damaged raises ``Damaged``. ``auto``: the thread goes on from the newest sound
-            one, on a branch of its own, with a line in the log.
+            one, on a branch of its own, with a line in the log, and in the metadata of what it puts first.
         options: More for ``safepoint.open``, where a URL is given.
 
     Raises:
@@ -282,25 +282,30 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
                 replaying=bool(given.get(_REPLAYING)),
             )
             if verdict is Verdict.CONFLICT and self.refuse:
-                raise Conflict(
-                    f"thread {thread!r} has moved on",
-                    f"another run has put a checkpoint after {parent_id or 'the start'}",
-                    "Run the graph again: it sets out from what is there now. What this run put before stays.",
-                    task=thread,
-                    space=ns,
-                ) from conflict
+                raise reading.overtaken(where) from conflict
             if verdict is Verdict.CONTINUE and at is not None and parent is not None:
                 node = commit(at, parent.head)
             else:
-                node = self._fork(thread, ns, parent, commit)
+                asked = facts.get("source") == "fork" or not self.refuse
+                node = self._fork(where, parent, commit, None if origin is None or asked else origin.recovered)
+        if origin is not None:
+            origin.recovered = None  # it is on record, and what follows goes on with the new branch
         self._records.stored((thread, ns, row.id), node)
         if ns == "":
             removing.retain(self, thread, node.head.seq)
 
-    def _fork(self, thread: str, ns: str, parent: Node | None, commit: Any) -> Node:
-        """Begin a branch. Its name is told by those that are there, and somebody else may have taken it meanwhile."""
+    def _fork(self, where: Where, parent: Node | None, commit: Any, recovered: Mapping[str, Any] | None) -> Node:
+        """Begin a branch. Its name is told by those that are there, and somebody else may have taken it meanwhile.
+
+        Args:
+            recovered: Where a run goes on past damage: only while that is still the newest. Of two that do, one has lost.
+        """
+        thread, ns = where.thread, where.ns
         while True:
             taken = {b.name for b in self.store.branches(thread, ns)}
+            # Asked after the names: who has forked since they were read has the name that is tried now.
+            if recovered is not None and reading.newest(self, where) != recovered["skipped"][0]:
+                raise reading.overtaken(where)
             name = next_name("main" if parent is None else parent.branch, taken)
             try:
                 return cast(Node, commit(name, None))
@@ -312,6 +317,9 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
         self, where: Where, checkpoint: Checkpoint, facts: dict[str, Any], new_versions: ChannelVersions, parent: Node | None
     ) -> tuple[CheckpointRow, Any]:
         own: dict[str, Any] = {"parent": where.id} if where.id is not None else {}
+        origin = origin_of(checkpoint["channel_versions"].values())
+        if origin is not None and origin.recovered is not None:
+            own["recovered"] = origin.recovered
         header, facts = reading.with_own(self.form, facts, own)
         step = max(0, int(facts.get("step", -1)) + 1)
         packed = self.form.pack(

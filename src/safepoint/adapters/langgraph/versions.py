@@ -52,11 +52,14 @@ class Origin:
         answers: How many answers to its questions the checkpoint had been given.
         answering: Held while this run gives one, until it is known whether it was the first: nothing is put before.
         above: Of the run of the graph around it.
+        recovered: Of a fallback, until something is put after it: ``from``, the number of what the run goes on from, and ``skipped``,
+            those of what is damaged, the newest first.
     """
 
     how: How
     newest: bool = True
     failed: BaseException | None = None
+    recovered: dict[str, Any] | None = None
     born: int = field(default_factory=moment)
     answers: int = 0
     answering: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -207,8 +210,10 @@ def decide(
     if source == "fork" or (parentless and replaying):
         return Verdict.FORK
     if origin is not None:
-        if origin.how in {"listed", "fallback"} or (origin.how == "id" and not origin.newest):
+        if origin.how == "listed" or (origin.how == "id" and not origin.newest):
             return Verdict.FORK
+        if origin.how == "fallback" and origin.recovered is not None:
+            return Verdict.FORK  # the first thing that the run puts: the damaged one stays as it is
         if origin.how == "id" and source != "loop":
             return Verdict.FORK
         if origin.how == "new" and not parentless and source != "loop":
