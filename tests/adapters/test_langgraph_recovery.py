@@ -122,7 +122,9 @@ def test_what_a_fallback_passed_over_is_on_record_and_of_two_fallbacks_one_has_l
         graph(saver).invoke({"items": ["d"]}, CONFIG)
         notes = [info.metadata.get("safepoint", {}).get("recovered") for info in saver.cp.list_checkpoints("t")]
         assert [note for note in notes if note] == [{"from": 5, "skipped": [6]}]
-        assert "safepoint" not in saver.get_tuple(CONFIG).metadata  # type: ignore[union-attr,operator]
+        newest = saver.get_tuple(CONFIG)
+        assert newest is not None
+        assert "safepoint" not in newest.metadata
 
 
 def test_the_error_of_a_put_that_a_node_hides_is_in_the_log(path: Path, caplog: pytest.LogCaptureFixture) -> None:
