@@ -158,6 +158,7 @@ class Store(ABC):
     @abstractmethod
     def pauses(self, task: str) -> list[PauseRow]: ...
 
+    @abstractmethod
     def writes(
         self,
         task: str,
@@ -169,7 +170,6 @@ class Store(ABC):
     ) -> tuple[list[WriteRow], Mapping[bytes, Obj]]:
         """What adapters recorded against these checkpoints (ids; None: against all of the space), by space, checkpoint, path, writer and
         index, and with ``bodies`` the objects that it reaches. With no space, that of all spaces; with ``writer``, only that one's."""
-        return [], {}
 
     # -- leases
 
