@@ -167,6 +167,24 @@ def test_a_lost_update_is_refused_and_the_switch_lets_it_be(path: Path) -> None:
             assert ran == ["n"]
 
 
+def test_a_history_goes_on_past_a_damaged_value(path: Path) -> None:
+    with SafepointSaver(f"sqlite:///{path}") as saver:
+        for turn in ("a", "b"):
+            graph(saver, lambda _: {"items": ["n" * 600]}).invoke({"items": [turn * 600]}, CONFIG)
+    conn = apsw.Connection(str(path))
+    ((k, data),) = conn.execute(
+        "SELECT rowid, data FROM sp_objects WHERE instr(data, ?) ORDER BY rowid DESC LIMIT 1", (b"nnnn",)
+    )
+    assert isinstance(data, bytes)
+    conn.execute("UPDATE sp_objects SET data = ? WHERE rowid = ?", (data.replace(b"nnnn", b"nmnn", 1), k))
+    conn.close()
+    with SafepointSaver(f"sqlite:///{path}", recover="auto") as saver:
+        before = graph(saver).invoke({"items": ["c"]}, CONFIG)["items"]
+        found = [state.values["items"] for state in graph(saver).get_state_history(CONFIG)]
+        assert found[0] == before
+        assert all(items == before[: len(items)] for items in found)
+
+
 def test_a_block_keeps_others_out_and_lets_its_own_in(path: Path) -> None:
     with SafepointSaver(f"sqlite:///{path}") as saver, SafepointSaver(f"sqlite:///{path}") as other:
         with saver.exclusive("t"):

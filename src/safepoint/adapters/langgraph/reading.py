@@ -90,6 +90,8 @@ class Header:
     metadata: dict[str, Any]
     parent: str | None
     partial: bool
+    skipped: tuple[int, ...] = ()
+    """Numbers of damaged checkpoints that a run went on past with this one."""
 
     @classmethod
     def of(cls, form: Form, row: CheckpointRow) -> Self:
@@ -98,7 +100,8 @@ class Header:
         own = own if isinstance(own, dict) else {}
         if "theirs" in own:
             metadata[OWN] = own["theirs"]
-        return cls(row, metadata, own.get("parent"), bool(own.get("partial")))
+        noted = own.get("recovered", {}).get("skipped", ())
+        return cls(row, metadata, own.get("parent"), bool(own.get("partial")), tuple(noted))
 
     def whole(self, loaded: Loaded) -> dict[str, Any]:
         if not self.partial:
@@ -336,10 +339,14 @@ def pages(
     cursor: str | None = before.get("configurable", {}).get("checkpoint_id") if before else None
     for where, ns in _wheres(saver, config):
         past = _Before(saver, where.thread, cursor) if cursor else None
+        damaged: set[int] = set()
         for rows in _rows(saver, where, ns, past, left if not filter else None):
             found = []
             for row in rows:
                 header = Header.of(saver.form, row)
+                damaged.update(header.skipped)
+                if row.seq in damaged and saver.auto:
+                    continue  # what is damaged of it may lie in a value, which nobody has looked at yet
                 if past is not None and not past.takes(header):
                     continue
                 if filter and not _passes(header, filter, saver, where.thread):
