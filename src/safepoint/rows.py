@@ -264,7 +264,7 @@ class WriteRow(_Sealed, frozen=True, kw_only=True):
     Known by space, checkpoint, writer and index. ``data`` with ``refs`` is an encoded root, as in a checkpoint.
     """
 
-    SHOWN: ClassVar[tuple[str, ...]] = ("space", "checkpoint", "writer", "idx")
+    SHOWN: ClassVar[tuple[str, ...]] = ("space", "idx")
     space: str = ""
     checkpoint: str
     """The id of the checkpoint."""
@@ -366,7 +366,7 @@ class PauseWrite(_Row, frozen=True):
 class BranchWrite(_Row, frozen=True, kw_only=True):
     """Set a branch back to a checkpoint that is there, or drop it: what a deletion does before the checkpoints go, as a head never goes."""
 
-    SHOWN: ClassVar[tuple[str, ...]] = ("space", "name", "expect", "to")
+    SHOWN: ClassVar[tuple[str, ...]] = ("space", "expect", "to")
     space: str = ""
     name: str
     expect: Head

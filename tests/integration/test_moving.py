@@ -1074,8 +1074,8 @@ def test_copy_export_import_and_diff_in_a_shell(shell, tmp_path):
     assert shell("export", "rich", "--json")[0] == 2
     third = f"sqlite:///{tmp_path}/c.db"
     code, out, _ = shell("--store", third, "import", tmp_path / "c.gz", "--json")
-    assert json.loads(out) | {"calls": 0, "pauses": 0} == {
-        "task_id": "rich", "what": "checkpoint", "result": "imported", "branch": "main", "seq": 3, "checkpoints": 1, "calls": 0, "pauses": 0,
+    assert json.loads(out) | {"calls": 0, "pauses": 0, "writes": 0} == {
+        "task_id": "rich", "what": "checkpoint", "result": "imported", "branch": "main", "seq": 3, "checkpoints": 1, "calls": 0, "pauses": 0, "writes": 0,
     }  # fmt: skip
     code, out, _ = shell("--store", third, "import", tmp_path / "c.gz", "--as", "../x")
     assert out.startswith("../x@3 is imported on branch main")

@@ -229,6 +229,7 @@ def test_a_schema_that_somebody_holds_is_dropped_later(postgres, monkeypatch):
 def test_a_schema_is_given_out_again_empty_if_it_is_as_a_store_made_it(postgres, monkeypatch):
     monkeypatch.setattr(servers, "BATCH", 2)
     monkeypatch.setattr(servers, "_emptied", [])
+    monkeypatch.setattr(servers, "_relations", [])  # of whatever an earlier test of this process has given back
     urls = [servers.reused_postgres_url() for _ in range(2)]
     assert len({schema_of(url) for url in urls}) == 2
     for url in urls:
