@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import apsw
 import pytest
+from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import START, StateGraph
 from typing_extensions import TypedDict
 
@@ -160,6 +161,12 @@ def test_a_lost_update_is_refused_and_the_switch_lets_it_be(path: Path) -> None:
             if conflicts == "refuse":
                 with pytest.raises(Conflict):
                     graph(saver, overtaken).invoke({"items": ["a"]}, config)
+                # What is put by hand, by the very code whose run has lost, is of no run.
+                bare = empty_checkpoint()
+                asked: Any = {"configurable": {"thread_id": "by hand", "checkpoint_ns": ""}}
+                assert (
+                    saver.put(asked, bare, {"source": "input", "step": -1}, {})["configurable"]["checkpoint_id"] == bare["id"]
+                )
                 assert graph(saver).get_state(config).values["items"] == ["a", "other", "n"]
             else:
                 assert graph(saver, overtaken).invoke({"items": ["a"]}, config)["items"] == ["a", "mine"]

@@ -207,7 +207,9 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
         origin = origin_of(checkpoint["channel_versions"].values())
         where = Where.of(config)
         try:
-            failed = failure() or (None if origin is None else origin.failed)
+            # What is put by hand is of no run, wherever the code is that does it.
+            failed = failure() if _RUNNING in config.get("configurable", {}) else None
+            failed = failed or (None if origin is None else origin.failed)
             if failed is not None:
                 raise failed
             self._records.refuse_doubtful(where.thread, born=None if origin is None else origin.born)
