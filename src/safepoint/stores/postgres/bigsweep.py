@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from safepoint import _probe
 from safepoint.codec.nodes import names_in
-from safepoint.errors import Damaged
+from safepoint.errors import Damaged, Unavailable
 from safepoint.rows import Pruned
-from safepoint.stores.postgres.db import CommitFailed
 from safepoint.stores.postgres.needed import asked, asked_in_order, heads_of, live_fence, needed, plain, rows_of
 from safepoint.stores.postgres.rows import blobs
 
@@ -333,7 +332,9 @@ class _Mark:
         # Not again where COMMIT did not answer: whether the counter of sweeps rose is not known then, so all is marked anew.
         try:
             sizes = db.write(write, sync=False)
-        except CommitFailed:
+        except Unavailable as error:
+            if not error.details.get("unknown"):
+                raise
             raise _Changed from None
         if sizes:
             self.sweeps, self.version = after[-1]
