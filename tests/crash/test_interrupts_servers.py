@@ -123,5 +123,5 @@ def test_a_lease_that_an_interrupt_took_from_its_taker_is_nobodys(store):
             assert not isinstance(found, SafepointError), (i, found)
             fence = max(fence, found.guard.fence)
             assert elsewhere(lambda task=task, found=found: store.release(task, found)) is None
-    assert interrupted > 10
+    assert interrupted > scale(2, 10)  # how many come in time depends on the machine
     assert fence > 30
