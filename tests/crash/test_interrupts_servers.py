@@ -98,7 +98,7 @@ def test_interrupts_anywhere_leave_the_store_usable(store):
             assert not isinstance(row, Exception), (i, row)
             writer.head = row.head
             assert row.head.seq >= acknowledged
-    assert interrupted > 10
+    assert interrupted > scale(2, 10)  # how many come in time depends on the machine
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
