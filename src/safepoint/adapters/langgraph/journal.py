@@ -18,7 +18,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.messages import ToolMessage
 from langgraph.types import Command
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ToolJournal", "current_call"]
 
-T = TypeVar("T")
 
 REMEMBERED = 256
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime
-from typing import Any, Literal, Self, TypeVar, cast
+from typing import Any, Literal, Self, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -47,7 +47,6 @@ from safepoint.stores.base import Store
 __all__ = ["SafepointSaver"]
 
 log = logging.getLogger("safepoint")
-T = TypeVar("T")
 
 _RUNNING = "__pregel_runtime"
 _REPLAYING = "__pregel_replay_state"
