@@ -12,10 +12,11 @@ from hypothesis import HealthCheck, settings
 from safepoint import tools
 from tests.support import servers
 from tests.support.scale import SOAK
+from tests.support.seeds import FIXED
 
 # No deadline and no complaint about slowness: on a busy machine with two cores both would only report the machine.
-# Where CI is set, Hypothesis would draw the same examples in every run and in every try.
-_common = settings(deadline=None, derandomize=False, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+# What is drawn is new in each run, also where CI is set, unless a seed is given.
+_common = settings(deadline=None, derandomize=bool(FIXED), print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("small", _common, max_examples=50, stateful_step_count=30)
 settings.register_profile("soak", _common, max_examples=250, stateful_step_count=60)
 settings.load_profile("soak" if SOAK else "small")

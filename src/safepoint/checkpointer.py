@@ -352,11 +352,10 @@ class Checkpointer(
             Damaged, NewerFormat, NewerSchema, RefusedType: it is there and cannot be used; the newest good one is named.
         """
         try:
-            state = self._load(task_id)
-            if state is None and self._has_checkpoints(task_id):
-                # Looked at again: the first save may have come in between. And once more: so may a delete_task.
-                state = self._load(task_id)
-                if state is None and self._has_checkpoints(task_id):
+            while (state := self._load(task_id)) is None and (row := self._with_checkpoints(task_id)) is not None:
+                # A first save may have come in between, and a delete_task, and the next save: as long as something happens to the
+                # task, what was read first says nothing.
+                if self._load(task_id) is None and self.store.task(task_id) == row:
                     raise Damaged(
                         f"task {task_id!r} is there, and the head of its current branch is not",
                         "rows of the store have been removed or changed, or were damaged and set aside",
@@ -372,14 +371,14 @@ class Checkpointer(
                 error.remedy = f"The newest good checkpoint is {task_id}@{good}: load(…, seq={good}).{more}"
             raise
 
-    def _has_checkpoints(self, task_id: str) -> bool:
-        # Or had some: a task that lost them all is not new, and would do again what it did.
+    def _with_checkpoints(self, task_id: str) -> TaskRow | None:
+        """The task, if it has checkpoints. Or had some: a task that lost them all is not new, and would do again what it did."""
         row = self.store.task(task_id)
         if row is None or row.checkpoints > 0:
-            return row is not None
+            return row
         with suppress(NotImplementedError):
-            return numbers_of(self.store, task_id).seq > 0
-        return False
+            return row if numbers_of(self.store, task_id).seq > 0 else None
+        return None
 
     def load(self, task_id: str, *, seq: int | None = None, branch: str | None = None, id: str | None = None) -> State:
         """The state of one checkpoint, named by exactly one of ``seq``, ``branch`` (its head) or ``id``.

@@ -50,7 +50,7 @@ def look(cp: Checkpointer, task: str, seq: int | None, checks: Iterable[Check], 
         state = cp._load(task) if seq is None else cp._load(task, seq=seq)
         if state is None:
             if seq is None:
-                if not cp._has_checkpoints(task):
+                if cp._with_checkpoints(task) is None:
                     return None
                 state = cp.load_latest(task)  # which says what is wrong, if it has not come meanwhile
             if state is None:

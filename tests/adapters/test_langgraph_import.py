@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import pickle
-import random
 import sqlite3
 import subprocess
 import sys
@@ -33,6 +31,7 @@ from tests.support.graphs.importable import CALLED, DECLARED, VALUES
 from tests.support.graphs.raw import NULL, about, id_of, made, task_id, thread
 from tests.support.graphs.subjects import Subject, run_on, subject
 from tests.support.scale import SOAK, scale
+from tests.support.seeds import fresh_rng
 from tests.support.stores import KINDS, place
 
 SAMPLE = {"sqlite": 3, "postgres": 2}
@@ -87,9 +86,7 @@ def compared(theirs: Any, target: str, threads: list[str], **options: Any) -> li
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 def test_graphs_go_on_alike(kind: str, tmp_path: Path) -> None:
     """A program runs on LangGraph's saver; what it left is imported and compared; then it runs once more, on its old threads, on both."""
-    seed = int.from_bytes(os.urandom(4), "big")
-    print("seed", seed)
-    draw = random.Random(seed)
+    draw = fresh_rng()
     for name in draw.sample(ORDINARY, scale(SAMPLE[kind], len(ORDINARY))):
         program = PROGRAMS[name]
         way = draw.choice(program.modes), draw.choice(program.durabilities)
@@ -314,9 +311,7 @@ def test_crafted_payloads_execute_nothing(tmp_path: Path, source: str, target: s
 @pytest.mark.scaled
 def test_bytes_gone_bad(tmp_path: Path, source: str, target: str) -> None:
     """Whatever a database holds: a thread is refused, or taken and can be read or is told to be damaged; never anything else."""
-    seed = int.from_bytes(os.urandom(4), "big")
-    print("seed", seed)
-    draw = random.Random(seed)
+    draw = fresh_rng()
     with old(tmp_path) as theirs:
         config = theirs.put(thread("t"), made({k: v for k, (v, _) in VALUES.items() if k != "errors"}), about(), {})
         theirs.put_writes(config, [("x", [HumanMessage("a"), Send("n", 1)])], task_id(1))
@@ -560,9 +555,7 @@ import_threads(sys.argv[1], sys.argv[2], progress=lambda p: print(p.done, flush=
 @pytest.mark.scaled
 def test_killed_on_the_way(tmp_path: Path, source: str, target: str) -> None:
     """Each thread is there whole or not at all, and the next import does the rest."""
-    seed = int.from_bytes(os.urandom(4), "big")
-    print("seed", seed)
-    draw = random.Random(seed)
+    draw = fresh_rng()
     names = [f"t{i:02}" for i in range(30)]
     with old(tmp_path) as theirs:
         for name in names:

@@ -7,8 +7,6 @@ a false one.
 from __future__ import annotations
 
 import logging
-import os
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from tests.support.graphs import PROGRAMS, run_program
 from tests.support.graphs.facts import difference
 from tests.support.graphs.subjects import Subject, run_on, subject
 from tests.support.scale import SOAK, scale
+from tests.support.seeds import fresh_rng
 from tests.support.stores import KINDS
 
 WAYS = [(name, mode, durability) for name, p in PROGRAMS.items() for mode in p.modes for durability in p.durabilities]
@@ -57,9 +56,7 @@ def test_equal_in_memory(name: str, tmp_path: Path) -> None:
     """In all ways in a soak; else in one, at random."""
     ways = [way for way in WAYS if way[0] == name]
     if not SOAK:
-        seed = int.from_bytes(os.urandom(4), "big")
-        print("seed", seed)
-        ways = [random.Random(seed).choice(ways)]
+        ways = [fresh_rng().choice(ways)]
     with subject("memory", tmp_path) as there:
         assert not [wrong for way in ways if (wrong := found_wrong(there, *way))]
 
@@ -69,9 +66,7 @@ def test_equal_in_memory(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_on_each_store(kind: str, tmp_path: Path) -> None:
     """All on one store one after another, each with threads of its own."""
-    seed = int.from_bytes(os.urandom(4), "big")
-    print("seed", seed)
-    ways = random.Random(seed).sample(WAYS, scale(SAMPLE[kind], FULL[kind]))
+    ways = fresh_rng().sample(WAYS, scale(SAMPLE[kind], FULL[kind]))
     with subject(kind, tmp_path) as there:
         assert not [wrong for way in ways if (wrong := found_wrong(there, *way))]
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-import os
 import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 
+from safepoint.adapters.langgraph import SafepointSaver
 from tests.support.children import Server
 from tests.support.graphs.racing import CALLS, FORKS, KINDS, Outcome, Race, Racer, in_processes, judged, racer
 from tests.support.graphs.subjects import Subject, subject
 from tests.support.scale import scale
+from tests.support.seeds import fresh_seed
 
 pytestmark = pytest.mark.scaled
 
@@ -31,12 +34,6 @@ def races(seed: int, number: int, *, gated: bool = True, kinds: tuple[str, ...] 
     rng.shuffle(ways)
     chosen = itertools.islice(itertools.cycle(ways), number)
     return [Race(kind, mode, durability, gated, rng.choice(CALLS[mode])) for kind, mode, durability in chosen]
-
-
-def fresh_seed() -> int:
-    seed = int.from_bytes(os.urandom(4), "big")
-    print("seed", seed)
-    return seed
 
 
 def in_threads(savers: list[Any], race: Race) -> tuple[list[Outcome], Any]:
@@ -124,3 +121,46 @@ def finish(children: list[Any]) -> None:
         child.say(None)
     for child in children:
         child.result()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_who_lost_in_a_subgraph_does_not_come_first_around_it(mode: str, tmp_path: Path) -> None:
+    """With durability "exit" a run puts what its subgraph came to, then its own: whoever came first there must come first here too."""
+    with subject("memory", tmp_path) as there:
+        race = Race("stateful subgraph", mode, "exit", call=CALLS[mode][0])
+        before = Racer(there.saver(), replace(race, durability="sync", gated=False), "<before>", lambda: None)
+        before.does(before.prepare())
+        gate, second_is_done = threading.Barrier(2, timeout=60), threading.Event()
+        inner_is_put = threading.Event()
+
+        class First(SafepointSaver):
+            """Its run puts to the subgraph first, and to the graph around it last."""
+
+            def put(self, config: Any, *args: Any) -> Any:
+                outer = not config["configurable"]["checkpoint_ns"]
+                assert not outer or second_is_done.wait(60)
+                found = super().put(config, *args)
+                inner_is_put.set()
+                return found
+
+            async def aput(self, config: Any, *args: Any) -> Any:
+                return await asyncio.to_thread(self.put, config, *args)
+
+        class Second(SafepointSaver):
+            def put(self, config: Any, *args: Any) -> Any:
+                assert inner_is_put.wait(60)
+                return super().put(config, *args)
+
+            async def aput(self, config: Any, *args: Any) -> Any:
+                return await asyncio.to_thread(self.put, config, *args)
+
+        cp = there.saver().cp
+        first, second = Racer(First(cp), race, "<0>", gate.wait), Racer(Second(cp), race, "<1>", gate.wait)
+        with ThreadPoolExecutor(2) as pool:
+            winner = pool.submit(lambda: first.does(first.go(second=False)))
+            loser = pool.submit(lambda: second.does(second.go(second=True)))
+            lost = loser.result()
+            second_is_done.set()
+            outcomes = [winner.result(), lost]
+        assert [one.error for one in outcomes] == ["", "Conflict"]
+        assert not judged(race, outcomes, before.does(before.look()))

@@ -8,6 +8,7 @@ import pytest
 from safepoint.stores.file import FileStore
 from safepoint.testing import Place, Remote, StoreContract, StoreMachine, run_machine
 from tests.support.scale import SOAK
+from tests.support.seeds import fresh_seed
 
 
 class TestFile(StoreContract):
@@ -33,4 +34,4 @@ class FileMachine(StoreMachine):
 @pytest.mark.scaled
 def test_machine(tmp_path, monkeypatch):
     monkeypatch.setattr(FileMachine, "folder", tmp_path, raising=False)
-    run_machine(FileMachine)
+    run_machine(FileMachine, seed=fresh_seed())

@@ -5,6 +5,7 @@ import pytest
 from safepoint.model import new_id
 from safepoint.stores.memory import MemoryStore
 from safepoint.testing import Local, StoreContract, StoreMachine, run_machine
+from tests.support.seeds import fresh_seed
 
 
 class TestMemory(StoreContract):
@@ -21,4 +22,4 @@ class MemoryMachine(StoreMachine):
 
 @pytest.mark.scaled
 def test_machine():
-    run_machine(MemoryMachine)
+    run_machine(MemoryMachine, seed=fresh_seed())

@@ -10,6 +10,7 @@ from safepoint.stores.postgres.store import PostgresStore
 from safepoint.stores.url import open_store
 from safepoint.testing import Place, Remote, StoreContract, StoreMachine, run_machine
 from tests.support.scale import SOAK, scale
+from tests.support.seeds import fresh_seed
 from tests.support.servers import done_with, fresh_postgres_url, shared_postgres
 
 # Fewer lives than in memory, which looks for all that needs no crash: a step asks a server, from a process of its own.
@@ -59,4 +60,4 @@ class PostgresMachine(StoreMachine):
 
 @pytest.mark.scaled
 def test_machine():
-    run_machine(PostgresMachine, profile=LIVES)
+    run_machine(PostgresMachine, profile=LIVES, seed=fresh_seed())

@@ -14,6 +14,7 @@ from safepoint.testing.drive import end_processes
 from safepoint.testing.removal import RemovalTests, chain
 from safepoint.testing.writes import WriteTests
 from tests.support import sweeping
+from tests.support.seeds import fresh_seed
 from tests.support.servers import fresh_postgres_url
 from tests.support.sweeping_postgres import SIZES, always_large
 
@@ -196,5 +197,5 @@ class LargeMachine(StoreMachine):
 
 @pytest.mark.soak
 def test_machine():
-    run_machine(LargeMachine, profile=settings(max_examples=40, stateful_step_count=60, deadline=None))
+    run_machine(LargeMachine, profile=settings(max_examples=40, stateful_step_count=60, deadline=None), seed=fresh_seed())
     end_processes()

@@ -7,6 +7,7 @@ from safepoint.stores.redis.store import RedisStore
 from safepoint.stores.url import open_store
 from safepoint.testing import Place, Remote, StoreContract, StoreMachine, run_machine
 from tests.support.scale import SOAK, scale
+from tests.support.seeds import fresh_seed
 from tests.support.servers import fresh_redis_url
 
 # Fewer lives than in memory, which looks for all that needs no crash: a step asks a server, from a process of its own.
@@ -32,4 +33,4 @@ class RedisMachine(StoreMachine):
 
 @pytest.mark.scaled
 def test_machine():
-    run_machine(RedisMachine, profile=LIVES)
+    run_machine(RedisMachine, profile=LIVES, seed=fresh_seed())

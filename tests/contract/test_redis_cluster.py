@@ -9,6 +9,7 @@ from safepoint.stores.redis.store import RedisStore
 from safepoint.stores.url import open_store
 from safepoint.testing import Place, Remote, StoreContract, StoreMachine, run_machine
 from tests.support.scale import SOAK, scale
+from tests.support.seeds import fresh_seed
 from tests.support.servers import shared_cluster
 
 
@@ -39,4 +40,4 @@ class ClusterMachine(StoreMachine):
 
 @pytest.mark.soak
 def test_machine():
-    run_machine(ClusterMachine, profile=LIVES)
+    run_machine(ClusterMachine, profile=LIVES, seed=fresh_seed())

@@ -13,6 +13,7 @@ from safepoint.testing import Place, Remote, StoreContract, StoreMachine, run_ma
 from safepoint.testing.build import EVERY_BYTE, Writer, call_row, tree, write_row
 from safepoint.testing.drive import Killed, end_processes
 from tests.support.scale import SOAK
+from tests.support.seeds import fresh_seed
 
 
 class TestSQLite(StoreContract):
@@ -123,7 +124,7 @@ class SQLiteMachine(StoreMachine):
 @pytest.mark.scaled
 def test_machine(tmp_path, monkeypatch):
     monkeypatch.setattr(SQLiteMachine, "folder", tmp_path, raising=False)
-    run_machine(SQLiteMachine)
+    run_machine(SQLiteMachine, seed=fresh_seed())
 
 
 def test_a_commit_of_one_write_costs_as_many_statements_as_an_intent(store):

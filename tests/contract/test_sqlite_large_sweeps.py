@@ -10,6 +10,7 @@ from safepoint.stores import sqlite_bigsweep, sqlite_sweep
 from safepoint.testing import Place, Remote, StoreMachine, run_machine
 from safepoint.testing.removal import RemovalTests
 from safepoint.testing.writes import WriteTests
+from tests.support.seeds import fresh_seed
 from tests.support.sweeping import always_large
 
 
@@ -35,4 +36,4 @@ class LargeMachine(StoreMachine):
 @pytest.mark.soak
 def test_machine(tmp_path, monkeypatch):
     monkeypatch.setattr(LargeMachine, "folder", tmp_path, raising=False)
-    run_machine(LargeMachine, profile=settings(max_examples=40, stateful_step_count=60, deadline=None))
+    run_machine(LargeMachine, profile=settings(max_examples=40, stateful_step_count=60, deadline=None), seed=fresh_seed())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ from tests.support import fleet, rawrows
 from tests.support.children import Server
 from tests.support.fleet import Fleet, Receiver
 from tests.support.scale import scale
+from tests.support.seeds import fresh_rng
 from tests.support.stores import KINDS, Place, place
 
 LEASE = 2.0
@@ -38,9 +37,7 @@ def receiver(server: Server, tmp_path: Path) -> Iterator[Receiver]:
 def test_a_fleet_in_trouble(stored: Place, server: Server, receiver: Receiver) -> None:
     """Tasks k… are worked off by processes that are only killed, and their receiver takes everything; tasks s… also by ones
     that are stopped, for longer than their leases, and their receiver refuses stale fences."""
-    seed = int.from_bytes(os.urandom(4), "big")
-    print("seed", seed)
-    rng = random.Random(seed)
+    rng = fresh_rng()
     # The full numbers where a store is shared by machines; its counterpart on one machine is troubled for a shorter time.
     most, lasting = (200, 60) if stored.clocked else (80, 20)
     workers, tasks, steps = scale(6, 32), scale(12, most), scale(3, 6)

@@ -6,7 +6,6 @@ The state comes out right; no journaled tool does a thing twice; and no more nod
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import time
 from collections import Counter
@@ -21,6 +20,7 @@ from tests.support.effects import Effects, World
 from tests.support.graphs.killed import ITEMS, MESSAGES, NODES, POINTS, SENT, TOOL_POINTS, Job, work
 from tests.support.graphs.subjects import subject
 from tests.support.scale import scale
+from tests.support.seeds import fresh_rng
 
 pytestmark = pytest.mark.scaled
 
@@ -110,12 +110,6 @@ def ground(server: Server, effects: Effects, tmp_path: Path) -> Ground:
     return Ground(server, effects, tmp_path)
 
 
-def fresh_rng() -> random.Random:
-    seed = int.from_bytes(os.urandom(4), "big")
-    print("seed", seed)
-    return random.Random(seed)
-
-
 def runs_again(world: World) -> int:
     """How many runs of nodes were more than one each."""
     done = world.done()
@@ -146,7 +140,8 @@ def test_graphs_killed_at_points(store: str, ground: Ground) -> None:
         assert ours <= theirs + SLACK[durability], (mode, durability, ours, theirs)
 
 
-SLACK = {"sync": 2, "async": 6, "exit": 0}
+SLACK = {"sync": 2, "async": 6, "exit": 2}
+"""(With "exit" all runs again; but how many of three nodes have begun together, when one of them dies, is chance.)"""
 
 
 def picks(rng: random.Random, hits: int) -> list[int]:

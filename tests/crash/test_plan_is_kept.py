@@ -4,7 +4,6 @@ Random programs are killed at random points; then the plan is read, and the resu
 which the effects happen, by what the step got, and by raw rows.
 """
 
-import os
 import random
 from collections import Counter
 from typing import Any
@@ -19,6 +18,7 @@ from tests.support.agents import url_of
 from tests.support.children import Server
 from tests.support.effects import Effects, World
 from tests.support.scale import scale
+from tests.support.seeds import fresh_seed
 from tests.support.spoil import lengthen_root
 
 
@@ -34,7 +34,7 @@ SEEN: Counter[str] = Counter()
 @pytest.mark.scaled
 @pytest.mark.parametrize("part", range(4))
 def test_what_the_plan_says_is_what_happens(part: int, server: Server, effects: Effects, db: str) -> None:
-    base = int(os.environ.get("SAFEPOINT_SEED", "0")) or int.from_bytes(os.urandom(4), "big")
+    base = fresh_seed()
     for n in range((scale(12, 200) if raw.kind_of(db) == "sqlite" else scale(8, 20)) // 4):
         seed = f"{base}.{part}.{n}"
         world = effects.world()
@@ -43,7 +43,7 @@ def test_what_the_plan_says_is_what_happens(part: int, server: Server, effects: 
             crashes.harm = 0.2 if n % 2 else 0.0
             crashes.play()
         except AssertionError as error:
-            error.add_note(f"SAFEPOINT_SEED={base}, part {part}, round {n}")
+            error.add_note(f"part {part}, round {n}")
             raise
         world.forget()
     print(dict(SEEN))

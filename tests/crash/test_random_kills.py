@@ -1,7 +1,5 @@
 """Kill -9 at random moments, with no hook in the product: what a power switch would do to three agents in one process."""
 
-import os
-import random
 import time
 from typing import Any
 
@@ -12,6 +10,7 @@ from tests.support.checks import check_end, check_stored, settle_by_hand
 from tests.support.children import Child, Server
 from tests.support.effects import Effects
 from tests.support.scale import scale
+from tests.support.seeds import fresh_rng
 
 TASKS = 3
 KILLS_EACH = 6
@@ -26,9 +25,7 @@ def test_killed_at_random_moments(durability: str, server: Server, effects: Effe
 
 
 def killed_at_random_moments(durability: str, wanted: int, server: Server, effects: Effects, db: str) -> None:
-    seed = int.from_bytes(os.urandom(4), "big")
-    rng = random.Random(seed)
-    print("seed", seed)
+    rng = fresh_rng()
     killed, rounds, length = 0, 0, 0.0
     while killed < wanted:
         rounds += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ from safepoint.stores.url import open_store
 from tests.support import sweeping
 from tests.support.proxy import Proxy
 from tests.support.scale import scale
+from tests.support.seeds import fresh_rng
 from tests.support.servers import fresh_postgres_url, shared_postgres
 
 LENGTH = 40
@@ -119,7 +119,7 @@ def test_a_connection_that_is_cut(verb: str, large: bool, direct: Store, proxy: 
     assert told == wanted
     done = left(direct)
     seen = dict(proxy.seen)
-    rng = random.Random()
+    rng = fresh_rng()
     # COPY is not answered before its data have come, so that it cannot be cut at its answer.
     kinds = [message.kind for message in proxy.messages if message.direction == "up"]
     copies = {n for n, kind in enumerate(kinds, 1) if kind in "cd" or (kind == "Q" and kinds[n : n + 1] == ["d"])}

@@ -87,6 +87,29 @@ def test_absent_is_none_and_nothing_else(cp):
     assert cp.tasks() == []
 
 
+@pytest.mark.parametrize("times", [1, 2, 5])
+def test_a_task_that_comes_and_goes_while_it_is_looked_for_is_not_damaged(cp, monkeypatch, times):
+    """Each look at its state falls into a moment when it is not there, each look at its row into one when it is."""
+    read, task = cp.store.read, cp.store.task
+    looks = iter(range(times))
+
+    def gone(name, **selector):
+        if next(looks, None) is not None:
+            cp.store.delete_task(name)
+        return read(name, **selector)
+
+    def there(name):
+        if task(name) is None:
+            with monkeypatch.context() as calm:
+                calm.setattr(cp.store, "read", read)
+                cp.save(State(name))
+        return task(name)
+
+    monkeypatch.setattr(cp.store, "read", gone)
+    monkeypatch.setattr(cp.store, "task", there)
+    assert cp.load_latest("t").seq == 1
+
+
 def test_each_save_builds_on_the_one_before(cp):
     state = made(cp, n=3)
     assert state.seq == 3

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from hypothesis import HealthCheck, settings
+from hypothesis import seed as seeded
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
@@ -525,8 +526,14 @@ class StoreMachine(Adapting, RuleBasedStateMachine):
             self.oracle.verify(self.ask, task)
 
 
-def run_machine(machine: type[StoreMachine], *, profile: settings | None = None, everything: bool = True) -> None:
-    """Run the machine, and see that between them its runs reached all that it is there for."""
+def run_machine(
+    machine: type[StoreMachine], *, profile: settings | None = None, everything: bool = True, seed: int | None = None
+) -> None:
+    """Run the machine, and see that between them its runs reached all that it is there for.
+
+    Args:
+        seed: What it draws from; None: new random numbers in each run.
+    """
     can_crash: list[bool] = []
     make: Callable[[Any], Driver] = machine.driver
 
@@ -544,8 +551,8 @@ def run_machine(machine: type[StoreMachine], *, profile: settings | None = None,
     profile = settings(profile, derandomize=False, deadline=None, suppress_health_check=list(slow))
     missed: list[str] = []
     try:
-        for _ in range(8):  # each with new random numbers: a rare meeting of rules may be missing from one
-            run_state_machine_as_test(watched, settings=profile)
+        for i in range(8):  # each with other random numbers: a rare meeting of rules may be missing from one
+            run_state_machine_as_test(watched if seed is None else seeded(seed + i)(watched), settings=profile)
             wanted = (
                 machine.ALWAYS
                 | (machine.CHUNKED if machine.ALWAYS and machine.chunked else frozenset())

@@ -208,7 +208,9 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
         try:
             # What is put by hand is of no run, wherever the code is that does it.
             failed = failure() if _RUNNING in config.get("configurable", {}) else None
-            failed = failed or (None if origin is None else origin.failed)
+            if origin is not None:
+                ends = config.get("configurable", {}).get(_DURABILITY) == "exit"
+                failed = failed or origin.failed or (origin.beneath if ends else None)
             if failed is not None:
                 raise failed
             self._records.refuse_doubtful(where.thread, born=None if origin is None else origin.born)
@@ -226,6 +228,9 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
         origin = origin_of(checkpoint["channel_versions"].values())
         if origin is not None:
             origin.failed = error
+            if isinstance(error, Conflict):
+                for above in origin.around():
+                    above.beneath = error
         self._records.failed(key, error)
         # LangGraph shows a node's own error instead, if there is one too: then this line is all that is left of it.
         log.warning("put of %s/%s %s failed: %s: %s", *key, type(error).__name__, error)

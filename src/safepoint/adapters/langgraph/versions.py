@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
@@ -52,6 +52,8 @@ class Origin:
         answers: How many answers to its questions the checkpoint had been given.
         answering: Held while this run gives one, until it is known whether it was the first: nothing is put before.
         above: Of the run of the graph around it.
+        beneath: Why the run of a subgraph in it has lost against another run, until that subgraph is run again. What is put only when
+            the run ends must not come before what the other one, which has won there, has still to put.
         recovered: Of a fallback, until something is put after it: ``from``, the number of what the run goes on from, and ``skipped``,
             those of what is damaged, the newest first.
     """
@@ -64,12 +66,20 @@ class Origin:
     answers: int = 0
     answering: threading.Lock = field(default_factory=threading.Lock, repr=False)
     above: Origin | None = field(default=None, repr=False)
+    beneath: BaseException | None = None
 
     def __copy__(self) -> Self:
         return self
 
     def __deepcopy__(self, memo: object) -> Self:
         return self  # the run is the same one, and what failed in it must be seen in each copy
+
+    def around(self) -> Iterator[Origin]:
+        """Of the runs of the graphs around it, from the inside."""
+        above = self.above
+        while above is not None:
+            yield above
+            above = above.above
 
 
 _run: ContextVar[Origin | None] = ContextVar("safepoint_langgraph_run", default=None)
@@ -81,6 +91,8 @@ def entered(origin: Origin | None, *, nested: bool) -> None:
     """A graph has asked for its checkpoint: a run begins here, within the one that there was if its namespace is a subgraph's."""
     origin = origin or Origin("new")
     origin.above = _run.get() if nested else None
+    for above in origin.around():
+        above.beneath = None
     _run.set(origin)
 
 
@@ -91,12 +103,11 @@ def running() -> Origin | None:
 
 def failure() -> BaseException | None:
     """Why this run, or one around it, will put nothing more: LangGraph begins no put after one that failed."""
-    origin = _run.get()
-    while origin is not None:
+    inmost = _run.get()
+    for origin in () if inmost is None else (inmost, *inmost.around()):
         with origin.answering:
             if origin.failed is not None:
                 return origin.failed
-        origin = origin.above
     return None
 
 
