@@ -58,6 +58,16 @@ def checked_options(**given: Any) -> dict[str, Any]:
     return given
 
 
+def none_beside(**given: Any) -> None:
+    """Refuse options for a checkpointer that is open: they would be ignored."""
+    if beside := [name for name, value in given.items() if value]:
+        raise UsageError(
+            f"open takes no {', '.join(beside)} beside a checkpointer",
+            "it is open already, with options of its own",
+            "Give them where it is opened.",
+        )
+
+
 def store_of(verb: str, where: object) -> tuple[Store, bool]:
     """The store that a verb was given as a URL, a store or a checkpointer; and whether it was opened here, and is to be closed."""
     if isinstance(where, str):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, cast
 
 from safepoint import model, recovering
 from safepoint.branching import BranchVerbs
-from safepoint.checking import OPEN_OPTIONS, check_limit, check_number, checked_options, needs_state, registry_of
+from safepoint.checking import OPEN_OPTIONS, check_limit, check_number, checked_options, needs_state, none_beside, registry_of
 from safepoint.codec import states
 from safepoint.codec.chunks import Packed
 from safepoint.codec.fitting import misfit
@@ -102,7 +102,7 @@ def open(
 
     Args:
         store: A URL (``memory://``, ``memory://name``, ``sqlite:///relative.db``, ``sqlite:////absolute.db``), a store, or a
-            checkpointer, which is returned as it is. Relative paths are resolved now.
+            checkpointer, which is returned as it is and takes no options any more. Relative paths are resolved now.
         retention: What each save keeps; the 100 newest by default.
         types: Classes that may be stored and loaded, besides those under ``@safepoint.register``.
         trust: Modules all of whose classes may be.
@@ -118,6 +118,10 @@ def open(
         UsageError: unknown scheme or option. Unavailable: the store cannot be reached.
     """
     if isinstance(store, Checkpointer):
+        none_beside(
+            **options, retention=retention, types=types, trust=trust, schema_version=schema_version != 1, migrations=migrations,
+            durability=durability, lease=lease, redact=redact, state_type=state_type, health=health, timeout=timeout,
+        )  # fmt: skip
         return store
     if tuple(redact):
         raise UsageError(

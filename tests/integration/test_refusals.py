@@ -193,3 +193,14 @@ def test_an_option_of_open_that_cannot_be_meant_is_refused_by_name(tmp_path, opt
         with pytest.raises(UsageError, match=says):
             safepoint.open(new_url(kind, tmp_path), **options)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "option", [{"types": [Plain]}, {"retention": Retention()}, {"schema_version": 2}, {"timeout": 3}, {"new": 1}]
+)
+def test_a_checkpointer_takes_no_options_any_more(option):
+    """They would be ignored otherwise: it was opened with its own."""
+    with safepoint.open("memory://") as cp:
+        assert safepoint.open(cp) is cp
+        with pytest.raises(UsageError, match=f"open takes no {next(iter(option))} beside a checkpointer.* where it is opened"):
+            safepoint.open(cp, **option)
