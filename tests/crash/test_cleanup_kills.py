@@ -129,9 +129,8 @@ def test_savers_that_drop_and_add_again_against_two_sweepers(url: str, server: S
     with safepoint.open(url) as cp:
         cp.save(State("shared", messages=sweeping.WORDS[:5]))
     seconds = scale(1, 5)
-    savers = [server.start(sweeping.dropper, url, f"s{i}", seconds) for i in range(2)]
-    sweepers = [server.start(sweeping.sweeper, url, seconds, False) for _ in range(2)]
-    assert sum(child.result() for child in savers) > 2 * seconds
-    assert sum(child.result()[0] for child in sweepers) > 0
+    saves, swept = sweeping.savers_against_sweepers(server, url, savers=2, seconds=seconds, least=seconds + 1)
+    assert saves > 2 * seconds
+    assert sum(checkpoints for checkpoints, _ in swept) > 0
     with safepoint.open(url) as cp:
         sound(cp, "shared")

@@ -95,7 +95,12 @@ def test_field_case_84c_a_clean_up_killed_at_a_point(point: str, server: Server,
 
 @pytest.mark.scaled
 def test_others_do_not_wait_for_a_large_clean_up(server: Server, tmp_path: Path) -> None:
-    db = made(tmp_path / "a.db", LENGTH)
+    sweeping.assert_not_held_up(lambda nth: large_clean_up(server, tmp_path / f"{nth}.db"))
+
+
+def large_clean_up(server: Server, path: Path) -> tuple[float, float]:
+    """Make and clean up a large task; the longest save beside it, and how long it took."""
+    db = made(path, LENGTH)
     other = server.start(sweeping.beside, str(db), "other", 1.5 if not SOAK else 20.0)
     other.until("ready")
     deleted, calls, objects, seconds, hits = server.run(sweeping.cleaner, str(db), "long", KEEP)
@@ -106,9 +111,8 @@ def test_others_do_not_wait_for_a_large_clean_up(server: Server, tmp_path: Path)
     print(
         f"{LENGTH} checkpoints: cleaned up in {seconds:.1f} s; of {saves} saves beside it the longest took {longest * 1e3:.0f} ms"
     )
-    # In one transaction it would be as long as all of it. What is left are the machine's own pauses.
-    assert longest < max(0.3, seconds / 5)
     check_done(db, LENGTH)
+    return longest, seconds
 
 
 @pytest.mark.scaled

@@ -108,10 +108,7 @@ def test_savers_that_drop_add_again_and_fork_against_two_sweepers(large: bool, s
     with safepoint.open(url) as cp:
         cp.save(State("shared", messages=sweeping.WORDS[:5]))
     seconds = scale(1, 10)
-    savers = [server.start(sweeping.dropper, url, f"s{i}", seconds) for i in range(4)]
-    sweepers = [server.start(sweeping.sweeper, url, seconds, large) for _ in range(2)]
-    saves = sum(child.result() for child in savers)
-    swept = [child.result() for child in sweepers]
+    saves, swept = sweeping.savers_against_sweepers(server, url, savers=4, seconds=seconds, least=5 * seconds + 1, large=large)
     assert saves > 20 * seconds
     assert sum(checkpoints for checkpoints, _ in swept) > saves // 4
     assert sum(objects for _, objects in swept) > 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from safepoint import Retention, State, _probe
@@ -15,8 +17,8 @@ from safepoint.model import Obj, now, to_us
 from safepoint.rows import BranchRow, CallRow, CheckpointRow, Head, Image, Numbers, TaskRow
 from safepoint.stores import sqlite_bigsweep, sqlite_sweep
 from safepoint.stores.sqlite import SQLiteStore
-from tests.support import agents
-from tests.support.children import tell
+from tests.support import agents, children
+from tests.support.children import Server, tell
 
 DAY = 86_400_000_000
 
@@ -65,6 +67,44 @@ def always_large(path: str, durability: Any = "process") -> SQLiteStore:
     sqlite_sweep.LARGE = -1
     sqlite_bigsweep.PAGE, sqlite_bigsweep.ROWS, sqlite_bigsweep.OBJECTS, sqlite_bigsweep.PAUSE = 3, 2, 2, 0
     return SQLiteStore(path, durability=durability)
+
+
+def savers_against_sweepers(
+    server: Server,
+    url: str,
+    *,
+    savers: int,
+    seconds: float,
+    least: int,
+    sweep: Callable[..., Any] | None = None,
+    large: bool = False,
+) -> tuple[int, list[tuple[int, int]]]:
+    """Savers as ``dropper`` for so long, each of ``least`` saves or more, against two sweepers. How much they saved in all, and what
+    each sweeper let go of."""
+    sweepers = [server.start(sweep or sweeper, url, large) for _ in range(2)]
+    for child in sweepers:
+        child.until("ready")  # so that all that is saved is saved beside them, however slowly a process starts
+    started = [server.start(dropper, url, f"s{i}", seconds, least) for i in range(savers)]
+    try:
+        saves = sum(child.result() for child in started)
+    finally:
+        for child in sweepers:
+            with contextlib.suppress(OSError):  # it is gone, and its result tells what of
+                child.say("stop")
+    return saves, [child.result() for child in sweepers]
+
+
+def assert_not_held_up(measure: Callable[[int], tuple[float, float]]) -> None:
+    """Whoever saves beside a large clean-up does not wait for all of it. ``measure`` does one with a task of its own, and returns the
+    longest save and how long the clean-up took. In one transaction the two would be the same, each time; a pause of the machine,
+    which any one of so many saves may meet, does not come twice."""
+    over = []
+    for nth in range(2):
+        longest, seconds = measure(nth)
+        if longest < max(0.3, seconds / 5):
+            return
+        over.append(f"{longest:.2f} s beside a clean-up of {seconds:.2f} s")
+    raise AssertionError(f"the longest save took {', and again '.join(over)}")
 
 
 # -- children
@@ -124,18 +164,20 @@ def big_saver(url: str, task: str, size: int, point: str = "", nth: int = 0) -> 
 WORDS = [f"word {i} " * 40 for i in range(40)]
 
 
-def dropper(url: str, name: str, seconds: float) -> int:
-    """Drop content and add it again, and fork, on a branch of its own; every save is read back, and again after others."""
+def dropper(url: str, name: str, seconds: float, least: int) -> int:
+    """Drop content and add it again, and fork, on a branch of its own; every save is read back, and again after others. Goes on for
+    so long, and beyond, up to a minute, where the machine is too slow for ``least`` saves in that time."""
     rng = random.Random(name)
-    saves = 0
+    saves = forks = 0
     with open_checkpointer(url, retention=Retention.keep_all(), durability="process") as cp:
         state = cp.load_latest("shared")
         assert state is not None
         end = time.monotonic() + seconds
         branch = ""
-        while time.monotonic() < end:
+        while (at := time.monotonic()) < end or (saves < least and at < end + 60):
             if not branch or rng.random() < 0.05:
-                branch = f"{name}.{saves}"
+                # Counted by tries: one that came to nothing may have left its name behind.
+                branch, forks = f"{name}.{forks}", forks + 1
                 try:
                     state = _forked(cp, "shared", rng, branch)
                 except SafepointError:
@@ -162,17 +204,24 @@ def _forked(cp: Any, task: str, rng: random.Random, branch: str) -> State:
     return state
 
 
-def sweeper(url: str, seconds: float, large: bool) -> tuple[int, int]:
-    """Let go of all that may go, again and again."""
+def sweeper(url: str, large: bool) -> tuple[int, int]:
+    """Let go of all that may go, again and again until told to stop, and once more then."""
     if large:
         sqlite_sweep.LARGE = -1
         sqlite_bigsweep.PAUSE = 0.0003
     with open_checkpointer(url, retention=Retention.keep_all(), durability="process") as cp:
-        end = time.monotonic() + seconds
         checkpoints = objects = 0
-        while time.monotonic() < end:
+        stop = False
+        tell("ready")
+        while not stop:
+            stop = _told_to_stop()
             report = cp.cleanup("shared", keep_latest=1)
             assert not report.unreadable
             checkpoints, objects = checkpoints + len(report.deleted), objects + report.objects_deleted
             time.sleep(0.001)
     return checkpoints, objects
+
+
+def _told_to_stop() -> bool:
+    assert children.channel is not None
+    return children.channel.ready(0)

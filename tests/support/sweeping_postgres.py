@@ -36,12 +36,12 @@ def always_large(url: str, durability: Any = "process") -> Store:
     return open_store(url, durability=durability)
 
 
-def sweeper(url: str, seconds: float, large: bool) -> tuple[int, int]:
-    """Let go of all that may go, again and again."""
+def sweeper(url: str, large: bool) -> tuple[int, int]:
+    """As ``sweeping.sweeper``."""
     if large:
         sweep.LARGE = -1
         bigsweep.ROWS, bigsweep.OBJECTS, bigsweep.WINDOW = 8, 8, 64
-    return sweeping.sweeper(url, seconds, False)
+    return sweeping.sweeper(url, False)
 
 
 def cleaner(url: str, task: str, keep: int, point: str = "", nth: int = 0) -> Any:
