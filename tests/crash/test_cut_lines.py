@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import random
 import threading
 import time
 import uuid
@@ -26,6 +25,7 @@ from tests.support import rawrows
 from tests.support.lines import Life, facts
 from tests.support.proxy import Message, Proxy
 from tests.support.scale import scale
+from tests.support.seeds import fresh_rng
 from tests.support.stores import CLOCKED, Place, place, server_of, through
 from tests.support.wire import PROTOCOLS
 
@@ -143,8 +143,9 @@ def empty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Line]:
 
 def moments(groups: list[list[int]], small: int, most: int) -> list[int]:
     """At which messages a fault strikes: one of each request or answer, or of some spread over the life, with a random offset."""
+    rng = fresh_rng()
     every = -(-len(groups) // scale(small, most))
-    return [random.choice(group) for group in groups[random.randrange(every) :: every]]
+    return [rng.choice(group) for group in groups[rng.randrange(every) :: every]]
 
 
 @pytest.mark.scaled
@@ -202,28 +203,39 @@ def test_a_line_that_stays_broken_is_unavailable_in_time(fault: Fault, line: Lin
     seen, expected = line.whole
     action, way, part = fault
     noticed = 0
-    for n in moments(seen[way], 1, 3):
+
+    def healed() -> None:
+        if action == "lost":
+            line.proxy.cut()
+        line.proxy.heal()
+
+    def late_at(n: int) -> list[str]:
+        """A life with the fault at this message; which calls took too long in it."""
+        nonlocal noticed
         when = f"{fault} at {n}"
         line.proxy.rewind()
         if action == "delay":
             line.proxy.arm("delay", way, n, part, seconds=2 * SHORT)
         else:
             line.proxy.arm({"outage": "cut", "lost": "hold"}.get(action, action), way, n, part, outage=action == "outage")
-
-        def healed() -> None:
-            if action == "lost":
-                line.proxy.cut()
-            line.proxy.heal()
-
         name, life = lived(line, healed, 2 * SHORT if action == "delay" else 0.0)
+        most = in_time()
         assert line.proxy.fired, when
         noticed += bool(life.unavailable)
-        for what, took, error in life.unavailable:
-            assert took < in_time(), f"{when}: {what} took {took:.2f} s: {error}"
-        assert life.slowest[1] < in_time(), f"{when}: {life.slowest}"
+        late = [f"{when}: {what} took {took:.2f} s: {error}" for what, took, error in life.unavailable if took >= most]
+        if life.slowest[1] >= most:
+            late.append(f"{when}: {life.slowest}")
         if action == "delay":
             time.sleep(2 * SHORT)  # what was under way arrives now
         check(line, name, life, expected, when)
+        return late
+
+    for n in moments(seen[way], 1, 3):
+        # A verb of several requests may pay the timeout more than once, as a resume that fails does for its release, and then little
+        # of the margin is left for the machine. What the library does wrong is as late the second time.
+        if late := late_at(n):
+            again = late_at(n)
+            assert not again, [*late, *again]
     assert noticed or action in {"delay", "outage"}  # the other connections of the pool may do
 
 

@@ -16,6 +16,7 @@ from tests.support import damage
 from tests.support.children import Server
 from tests.support.damage import Acknowledged, Rows
 from tests.support.scale import scale
+from tests.support.seeds import fresh_seed
 
 
 class Template:
@@ -118,7 +119,7 @@ def recover(cp: Any, task: str, saves: dict[int, tuple[Any, ...]], loaded: set[i
 def test_what_is_damaged_is_never_taken_for_what_was_saved(template: Template, tmp_path: Path) -> None:
     assert look(damage.copied(template.path, tmp_path / "sound"), template) == template.all
     losses = 0
-    seed = random.randrange(1 << 30)
+    seed = fresh_seed()
     for i in range(scale(20, 500)):
         rng = random.Random(f"{seed} {i}")
         path = damage.copied(template.path, tmp_path / "damaged")

@@ -19,6 +19,7 @@ from safepoint.rows import CallWrite, Commit, PauseWrite
 from safepoint.testing.build import call_row, pause_row
 from tests.support import damage
 from tests.support.scale import scale
+from tests.support.seeds import fresh_seed
 
 TABLES = (
     "sp_tasks", "sp_inputs", "sp_checkpoints", "sp_branches", "sp_objects", "sp_calls", "sp_pauses", "sp_writes", "sp_leases", "sp_meta",
@@ -146,7 +147,7 @@ def test_a_value_of_another_class_is_damage(lax: tuple[Path, damage.Acknowledged
     path, done = lax
     ask(damage.copied(path, tmp_path / "sound"), done, tmp_path / "sound")
     changed = 0
-    seed = random.randrange(1 << 30)
+    seed = fresh_seed()
     rng = random.Random(seed)
     cases = [(*column, value, every) for column in columns(path) for value in OTHERS for every in (False, True)]
     known = [case for case in cases if case[:3] in KNOWN]

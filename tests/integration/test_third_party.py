@@ -18,6 +18,7 @@ import pytest
 import safepoint
 from tests.support.paths import ROOT
 from tests.support.scale import SOAK
+from tests.support.seeds import fresh_seed
 
 PAGE = (ROOT / "docs" / "write-a-store.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -171,8 +172,8 @@ def test_the_command_line_opens_it(command, tmp_path):
 
 
 def test_it_passes_the_contract(site, tmp_path):
-    # As on the page, but for the length of the machine's lives: that it comes to everything is tested of our own stores.
-    short = "profile=settings(max_examples=25, stateful_step_count=50), everything=False"
+    # As on the page, but for the length of the machine's lives and what they draw from: that it comes to everything is tested of our own stores.
+    short = f"profile=settings(max_examples=25, stateful_step_count=50), everything=False, seed={fresh_seed()}"
     tests = TESTS.replace("run_machine(ShelfMachine)", f"run_machine(ShelfMachine, {short})")
     assert short in tests
     source = f"from hypothesis import settings\nfrom shelf_store import *\n{tests}"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.scale import SOAK
+from tests.support.seeds import FIXED
 from tests.support.stores import CLOCKED
 
 __all__ = ["thin"]
@@ -16,7 +17,7 @@ __all__ = ["thin"]
 def thin(config: pytest.Config, items: list[pytest.Item], folder: Path, most: dict[str, int]) -> None:
     """Of the tests in ``folder`` leave out what is more than ``most``, by module: variants of each test, on each server.
 
-    A soak plays a third of what is left out here, others each time; a test that is ``scaled`` it plays anyway.
+    A soak plays a third of what is left out here, others each time unless SAFEPOINT_SEED is set; a test that is ``scaled`` it plays anyway.
     """
     variants: dict[tuple[str, str], list[pytest.Item]] = {}
     for item in items:
@@ -38,7 +39,7 @@ def thin(config: pytest.Config, items: list[pytest.Item], folder: Path, most: di
         left_out += [item for i, item in enumerate(group) if i not in kept]
     if SOAK:
         # All workers have to collect the same.
-        rng = random.Random(getattr(config, "workerinput", {}).get("testrunuid"))
+        rng = random.Random(FIXED or getattr(config, "workerinput", {}).get("testrunuid"))
         for item in rng.sample(left_out, len(left_out) // 3):
             item.add_marker("soak")
     elif left_out:

@@ -1,5 +1,6 @@
 """Everything that reads stored bytes, against forged ones: typed errors, bounded memory and time, no import. See tests/support/fuzz.py."""
 
+import os
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from tests.support.codec import EMPTY, Ext, pack
 from tests.support.paths import ROOT
 from tests.support.samples import Box
 from tests.support.scale import scale
+from tests.support.seeds import fresh_seed
 
 
 @pytest.mark.scaled
@@ -32,11 +34,17 @@ def test_forged_bytes_are_a_value_or_a_typed_error(part):
 
 
 def test_make_fuzz_says_how_to_come_again():
+    seed = fresh_seed()
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.support.fuzz", "1"], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-W", "error", "-m", "tests.support.fuzz", "1"],
+        cwd=ROOT,
+        env={**os.environ, "FUZZ_SEED": str(seed)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "FUZZ_SEED=" in done.stdout
+    assert f"FUZZ_SEED={seed}" in done.stdout
 
 
 def test_the_harness_would_notice(monkeypatch):
