@@ -296,16 +296,21 @@ def test_no_run_goes_past_a_doubt_that_it_swallows(saver: SafepointSaver, way: s
         graph, given = plain(saver, body), {"items": []}
     else:
         journal = ToolJournal(saver)
+        limits: list[asyncio.Timeout] = []
 
         @journal.tool(effect="write", name="cancelled.send")
         async def slow(to: str) -> str:
             world.done[f"send {to}"] += 1
+            # Its time is up now that it has begun, however long it took to get here.
+            limits[-1].reschedule(asyncio.get_running_loop().time())
             await asyncio.sleep(20)
             return "sent"
 
         async def waiting(state: Items) -> Any:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(slow("1"), 0.1)
+                async with asyncio.timeout(None) as limit:
+                    limits.append(limit)
+                    await slow("1")
             return {"items": ["went on"]}
 
         graph, given = plain(saver, waiting), {"items": []}

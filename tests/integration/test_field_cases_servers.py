@@ -55,6 +55,12 @@ def line(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Place
         yield made, proxy, through(made.url, proxy.port)
 
 
+def make_the_tables(where: Place) -> None:
+    """For a store with a short timeout, which is not meant for that."""
+    with safepoint.open(where.url) as cp:
+        cp.tasks()
+
+
 def at_the_same_time(count: int, fn: Callable[[int], Any]) -> list[Any]:
     """Call it on so many threads at once; what it raised stands in its place."""
     barrier = threading.Barrier(count)
@@ -217,8 +223,9 @@ def test_field_case_48_a_holder_that_cannot_renew_stops_first(way, jump, line, s
         one.until("watching")
         proxy.hold()
         until = rawrows.lease_until(where.url, "t")
-        _, stopped_at = one.until("not sure")
-        assert stopped_at < until, "it stops while nobody else can have the task yet"
+        _, sure = one.until("not sure")
+        # A twentieth of a lease is not relied upon; a little of it is left to the two clocks that are compared here.
+        assert sure < until - 0.04 * LEASE, "it stops while nobody else can have the task yet"
         if way == "between-dead":
             one.say("go on")  # before anybody else has the task
             told = one.result()
@@ -442,7 +449,8 @@ def test_field_case_56a_a_store_from_before_the_fork(used, line, server):
 
 @pytest.mark.parametrize("kind", ON_A_LINE)
 def test_field_case_56b_loads_are_parallel_up_to_the_size_of_the_pool(kind, tmp_path):
-    latency, loads, size = 0.02, 50, 10
+    # So long that ten threads come to ask while the first one still waits, also where the machine is busy.
+    latency, loads, size = 0.1, 50, 10
     with place(kind, tmp_path) as where, SlowLine(server_of(kind)[0], latency) as slow:
         with safepoint.open(where.url) as cp:
             for i in range(loads):
@@ -470,8 +478,9 @@ def test_field_case_56b_loads_are_parallel_up_to_the_size_of_the_pool(kind, tmp_
 
 
 def test_field_case_56c_an_exhausted_pool_is_an_error_in_time(line):
-    _where, proxy, url = line
+    where, proxy, url = line
     timeout = 0.5
+    make_the_tables(where)
     with safepoint.open(url, pool=2, timeout=timeout) as cp:
         cp.save(State("t"))
         proxy.hold()
@@ -487,14 +496,16 @@ def test_field_case_56c_an_exhausted_pool_is_an_error_in_time(line):
 
 @needs_postgres
 def test_field_case_56c_connections_that_are_lent_out(tmp_path):
-    with place("postgres", tmp_path) as where, safepoint.open(where.url, pool=2, timeout=0.5) as cp:
-        cp.save(State("t"))
-        with cp.connection(), cp.connection():
-            begun = time.monotonic()
-            with pytest.raises(Unavailable, match=r"connection|pool"):
-                cp.load_latest("t")
-            assert time.monotonic() - begun < 1.5
-        assert cp.load_latest("t") is not None
+    with place("postgres", tmp_path) as where:
+        make_the_tables(where)
+        with safepoint.open(where.url, pool=2, timeout=0.5) as cp:
+            cp.save(State("t"))
+            with cp.connection(), cp.connection():
+                begun = time.monotonic()
+                with pytest.raises(Unavailable, match=r"connection|pool"):
+                    cp.load_latest("t")
+                assert time.monotonic() - begun < 1.5
+            assert cp.load_latest("t") is not None
 
 
 def test_field_case_56c_all_is_closed_at_exit(line):

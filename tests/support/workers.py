@@ -39,11 +39,15 @@ def watching(key: str, *, idempotency_key: str) -> str:
 
 
 def watch(run: Any) -> None:
-    """Tell when the holder's own clock says that it is not sure of its lease any more, and wait to be told to go on."""
+    """Tell when the holder was last sure of its lease by its own clock, once it no longer is, and wait to be told to go on."""
     tell("watching")
+    sure = now = real_time()
+    # The time is read before it is asked: a late wake-up of this process must not look like a holder that is sure for too long.
     while run.cp.store.holds(run.task_id, run._flow.guard):
+        sure = now
         time.sleep(0.001)
-    tell("not sure", real_time())
+        now = real_time()
+    tell("not sure", sure)
     hear()
 
 

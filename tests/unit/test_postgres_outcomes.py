@@ -1,5 +1,6 @@
 """What has become of a commit to PostgreSQL is told as it is, whoever comes in between."""
 
+import contextlib
 import threading
 from typing import Any
 
@@ -130,6 +131,8 @@ def test_a_lease_whose_task_is_worked_on_for_long_does_not_keep_others_from_bein
 
 def test_a_tool_may_wait_for_a_lock_of_its_own_tables_longer_than_the_timeout(postgres):
     url = fresh_postgres_url()
+    with contextlib.closing(open_store(url)) as made:
+        made.tasks()  # makes the tables: the other store has little time
     store: Any = open_store(url, timeout=0.5)
     grant = store.acquire("task", b"me")
     writer = Writer(store, guard=grant.guard)

@@ -99,6 +99,8 @@ def test_an_answer_that_never_comes_is_unavailable_within_the_timeout(url, postg
 
 
 def test_a_lock_is_waited_for_no_longer_than_the_timeout(url, side):
+    with contextlib.closing(open_store(url)) as made:
+        made.tasks()  # makes the tables: the other store has little time
     store = open_store(url, timeout=0.5)
     writer = Writer(store)
     writer.save()

@@ -1,6 +1,7 @@
 """Leases with a clock, as a holder keeps them: renewed, lost, let go of, and proven dead."""
 
 import gc
+import itertools
 import logging
 import os
 import signal
@@ -26,14 +27,18 @@ class Server:
 
     def __init__(self, lease=LEASE):
         self.tokens = set()
-        self.beats = 0
+        self.times = []
         self.out = self.strange = False
         self.silent = {}
         self.told = []
         self.renewals = Renewals(lease, self.renew, self.forsake)
 
+    @property
+    def beats(self):
+        return len(self.times)
+
     def renew(self, claims):
-        self.beats += 1
+        self.times.append(clock())
         if self.out:
             raise Unavailable("nobody answers")
         if self.strange:
@@ -96,40 +101,51 @@ def test_it_ends_before_the_server_lets_another_in_and_comes_back_after_a_short_
     guard, claim = server.take()
     until(lambda: server.beats > 1)
     server.out = True
-    until(lambda: not server.renewals.holds("t", guard))
-    assert clock() < claim.until
+    sure = now = clock()
+    # The clock is read before each look: a late wake-up of this thread is none of the holder's.
+    while server.renewals.holds("t", guard):
+        sure = now
+        time.sleep(0.005)
+        now = clock()
+        assert now < claim.until + 5, "it did not happen"
+    # A twentieth of the lease is not relied upon: without that, the last look would have come closer.
+    assert sure < claim.until - 0.04 * LEASE
     assert not claim.lost
     server.out = False
     until(lambda: server.renewals.holds("t", guard))
     assert [r.levelno for r in caplog.records].count(logging.WARNING) == 1, "one line for an outage"
 
 
-def test_an_outage_that_is_shorter_than_the_lease_loses_nothing(server):
+def test_an_outage_that_is_shorter_than_the_lease_loses_nothing():
+    lease = 3  # what is left of it after the outage must be more than a busy machine may take
+    server = Server(lease)
     guard, _ = server.take()
     until(lambda: server.beats > 1)
     server.out = True
-    end = clock() + LEASE / 2
+    end = clock() + lease / 2
     while clock() < end:
         assert server.renewals.holds("t", guard)
         time.sleep(0.01)
     server.out = False
     until(lambda: server.beats > 8)
     assert server.renewals.holds("t", guard)
+    server.renewals.stop()
 
 
 def test_what_is_not_heard_of_keeps_its_time_and_is_asked_for_soon_while_the_others_go_on(server, caplog):
     (first, near), (second, far) = server.take("near"), server.take("far")
     until(lambda: server.beats > 1)
     server.silent = {second.token: "its node is silent"}
-    ends, beats, since = far.until, server.beats, clock()
-    while clock() < ends:
+    beats, since = server.beats, clock()
+    while clock() < since + LEASE:  # (a beat may have been under way)
         assert server.renewals.holds("near", first)
         assert not far.lost
         time.sleep(0.01)
-    # (A beat may have been under way.)
     assert far.until <= since + LEASE
     assert not server.renewals.holds("far", second)
-    assert server.beats - beats > 1.2 * LEASE / server.renewals.every, "it is asked for more often than at each beat"
+    # Not how many there were, which a busy machine makes fewer; two usual beats are never so close to each other.
+    gaps = [after - before for before, after in itertools.pairwise(server.times[beats:])]
+    assert min(gaps) < 0.75 * server.renewals.every, "it is asked for more often than at each beat"
     server.silent = {}
     until(lambda: server.renewals.holds("far", second))
     assert (near.lost, far.lost) == (False, False)
