@@ -356,17 +356,19 @@ class Checkpointer(
             Damaged, NewerFormat, NewerSchema, RefusedType: it is there and cannot be used; the newest good one is named.
         """
         try:
-            while (state := self._load(task_id)) is None and (row := self._with_checkpoints(task_id)) is not None:
-                # A first save may have come in between, and a delete_task, and the next save: as long as something happens to the
-                # task, what was read first says nothing.
+            for look in range(100):  # some five seconds; a store of somebody's own may tell a row anew each time
+                if (state := self._load(task_id)) is not None or (row := self._with_checkpoints(task_id)) is None:
+                    return state
+                # As long as something happens to the task, a first save or a delete_task, what was read says nothing.
                 if self._load(task_id) is None and self.store.task(task_id) == row:
-                    raise Damaged(
-                        f"task {task_id!r} is there, and the head of its current branch is not",
-                        "rows of the store have been removed or changed, or were damaged and set aside",
-                        "Load an earlier checkpoint by seq, or restore the store from a backup.",
-                        task=task_id,
-                    )
-            return state
+                    break
+                time.sleep(0.001 * look)
+            raise Damaged(
+                f"task {task_id!r} is there, and the head of its current branch is not",
+                "rows of the store have been removed or changed, or were damaged and set aside",
+                "Load an earlier checkpoint by seq, or restore the store from a backup.",
+                task=task_id,
+            )
         except Damaged as error:
             good = None if error.details.get("rolled_back") else recovering.newest_good(self, task_id)
             if good is not None and not error.details.get("good"):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from typing import Any, NamedTuple, cast
 
-from safepoint.adapters.langgraph.versions import moment
+from safepoint.adapters.langgraph.versions import Origin, moment
 from safepoint.errors import SafepointError
 from safepoint.model import now, to_us
 from safepoint.rows import CallRow, Grant, Guard, Head
@@ -35,6 +35,8 @@ class Node(NamedTuple):
     branch: str
     packed: Any
     """``codec.chunks.Packed`` or ``form.Loaded``; None if it is not at hand."""
+    by: Origin | None = None
+    """Of the invocation that has put it, if that was in this process."""
 
 
 class Records:

@@ -7,10 +7,8 @@ a fork if it was asked for, and a lost update (``Conflict``) if not; see ``versi
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import logging
-import time
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime
@@ -34,7 +32,19 @@ from safepoint.adapters.langgraph.holding import Holding
 from safepoint.adapters.langgraph.pending import answer_of, packed_writes
 from safepoint.adapters.langgraph.reading import Where
 from safepoint.adapters.langgraph.records import Key, Node, Records
-from safepoint.adapters.langgraph.versions import Origin, Verdict, decide, entered, failure, next_version, origin_of, running
+from safepoint.adapters.langgraph.versions import (
+    Origin,
+    Verdict,
+    decide,
+    entered,
+    failure,
+    is_exit_delta,
+    next_version,
+    origin_of,
+    run_at,
+    running,
+)
+from safepoint.adapters.langgraph.waiting import Waiting, gone
 from safepoint.aio import Offload
 from safepoint.checkpointer import Checkpointer
 from safepoint.codec import states
@@ -51,14 +61,10 @@ log = logging.getLogger("safepoint")
 _RUNNING = "__pregel_runtime"
 _REPLAYING = "__pregel_replay_state"
 _DURABILITY = "__pregel_durability"
-PATIENCE = 30.0
-"""Seconds to wait for a checkpoint that was to be put before what waits for it."""
-LONG = 0.05
-"""Seconds after which the store is asked: it may be one that this process has put and forgotten."""
 _KINDS = {"update": "edit", "fork": "edit"}
 
 
-class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
+class SafepointSaver(Waiting, Holding, BaseCheckpointSaver[Any]):
     """Keeps the checkpoints of compiled graphs in a store of safepoint.
 
     Thread-safe, and usable from any number of graphs and event loops, and after a fork. Every method has its asynchronous twin, which
@@ -152,12 +158,13 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
             Damaged, RefusedType, NewerFormat: it is there and cannot be loaded; names thread and checkpoint.
         """
         where = Where.of(config)
-        return self._entered(where, reading.load(self, where))
+        return self._entered(config, where, reading.load(self, where))
 
-    def _entered(self, where: Where, found: CheckpointTuple | None) -> CheckpointTuple | None:
+    def _entered(self, config: RunnableConfig, where: Where, found: CheckpointTuple | None) -> CheckpointTuple | None:
         self._records.saw(where.thread, where.ns)
-        versions = () if found is None else found.checkpoint["channel_versions"].values()
-        entered(origin_of(versions), nested=where.ns != "")
+        if _RUNNING in config.get("configurable", {}):  # and not get_state, which a node may well call on its way
+            versions = () if found is None else found.checkpoint["channel_versions"].values()
+            entered(origin_of(versions), where.thread, where.ns)
         return found
 
     def list(
@@ -205,12 +212,15 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
         """Put, after those ``after`` are stored: so that a subgraph leaves nothing behind in a run that has lost already."""
         origin = origin_of(checkpoint["channel_versions"].values())
         where = Where.of(config)
+        given: Mapping[str, Any] = config.get("configurable", {})
         try:
             # What is put by hand is of no run, wherever the code is that does it.
-            failed = failure() if _RUNNING in config.get("configurable", {}) else None
-            if origin is not None:
-                ends = config.get("configurable", {}).get(_DURABILITY) == "exit"
-                failed = failed or origin.failed or (origin.beneath if ends else None)
+            in_run = _RUNNING in given
+            failed = (failure() if in_run else None) or (None if origin is None else origin.failed)
+            if failed is None and in_run and given.get(_DURABILITY) == "exit":
+                # (LangGraph's stub for a first run has no versions to know its run by.)
+                run = origin or run_at(where.thread, where.ns)
+                failed = None if run is None else next(iter(run.beneath.values()), None)
             if failed is not None:
                 raise failed
             self._records.refuse_doubtful(where.thread, born=None if origin is None else origin.born)
@@ -228,9 +238,6 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
         origin = origin_of(checkpoint["channel_versions"].values())
         if origin is not None:
             origin.failed = error
-            if isinstance(error, Conflict):
-                for above in origin.around():
-                    above.beneath = error
         self._records.failed(key, error)
         # LangGraph shows a node's own error instead, if there is one too: then this line is all that is left of it.
         log.warning("put of %s/%s %s failed: %s: %s", *key, type(error).__name__, error)
@@ -250,9 +257,11 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
         origin = origin_of(checkpoint["channel_versions"].values())
         parent = None if parent_id is None else self._node(thread, ns, parent_id)
         if parent_id is not None and parent is None and (running or origin is not None):
-            raise _gone(thread, parent_id)
+            raise gone(thread, parent_id)
         facts: dict[str, Any] = dict(get_checkpoint_metadata(config, metadata))
         row, packed = self._row(where, checkpoint, facts, new_versions, parent)
+        run = run_at(thread, ns) if running else None
+        held = [] if run is None or parent_id is None else run.held.get(parent_id, [])
 
         def commit(branch: str, expect: Head | None) -> Node:
             commit = Commit(
@@ -261,14 +270,17 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
                 checkpoint=_on(row, branch),
                 expect=expect,
                 line=1,
-                objects=packed.new,
+                objects=tuple(
+                    {obj.name: obj for part in (packed.new, *(objects for _, objects in held)) for obj in part}.values()
+                ),
+                writes=tuple(write for writes, _ in held for write in writes),
                 stands_on=None if parent is None else parent.head,
                 # The newest is the one to go on from, for people and tools too.
                 patch=TaskPatch(branch=branch) if ns == "" else None,
             )
             done = self.commit(commit)
             assert done.seq is not None
-            return Node(Head(done.seq, row.id), branch, packed)
+            return Node(Head(done.seq, row.id), branch, packed, None if origin is None else origin.outmost())
 
         try:
             if parent is not None:
@@ -288,17 +300,27 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
                 replaying=bool(given.get(_REPLAYING)),
             )
             if verdict is Verdict.CONFLICT and self.refuse:
-                raise reading.overtaken(where) from conflict
+                error = reading.overtaken(where)
+                if origin is not None and not self._overtook_itself(where, max(heads, default=None), origin):
+                    origin.lost(error)
+                raise error from conflict
             if verdict is Verdict.CONTINUE and at is not None and parent is not None:
                 node = commit(at, parent.head)
             else:
                 asked = facts.get("source") == "fork" or not self.refuse
                 node = self._fork(where, parent, commit, None if origin is None or asked else origin.recovered)
+        if run is not None and parent_id is not None:
+            run.held.pop(parent_id, None)
         if origin is not None:
             origin.recovered = None  # it is on record, and what follows goes on with the new branch
         self._records.stored((thread, ns, row.id), node)
         if ns == "":
             removing.retain(self, thread, node.head.seq)
+
+    def _overtook_itself(self, where: Where, newest: Head | None, origin: Origin) -> bool:
+        """Whether it is the same run that came first, in another call of the subgraph: then nobody else is to be let through."""
+        node = None if newest is None else self._records.node((where.thread, where.ns, newest.id))
+        return node is not None and node.by is not None and node.by is origin.outmost()
 
     def _fork(self, where: Where, parent: Node | None, commit: Any, recovered: Mapping[str, Any] | None) -> Node:
         """Begin a branch. Its name is told by those that are there, and somebody else may have taken it meanwhile.
@@ -353,35 +375,6 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
         )
         return row, packed
 
-    def wait_stored(self, key: Key) -> None:
-        """Wait until a checkpoint is stored that some run is putting, in this process as a rule.
-
-        Raises:
-            NotFound: it does not come. Whatever its put raised.
-        """
-        until = time.monotonic() + PATIENCE
-        while not self._records.wait(key, LONG):
-            if (error := failure()) is not None:
-                raise error
-            if self._node(*key) is not None:
-                return
-            if time.monotonic() > until:
-                raise _gone(key[0], key[2])
-
-    async def await_stored(self, key: Key) -> None:
-        """``wait_stored`` on an event loop, and on no thread: those may all be needed for what is waited for."""
-        pause, until = 0.001, time.monotonic() + PATIENCE
-        while not self._records.known(key):
-            if (error := failure()) is not None:
-                raise error
-            if pause > LONG and await self._off(lambda: self._node(*key)) is not None:
-                return
-            if time.monotonic() > until:
-                raise _gone(key[0], key[2])
-            await asyncio.sleep(pause)
-            pause = min(2 * LONG, pause * 1.5)
-        self._records.wait(key, 0)  # raises why its put failed
-
     def _node(self, thread: str, ns: str, id: str) -> Node | None:
         """A stored checkpoint, from memory or from the store."""
         node = self._records.node((thread, ns, id))
@@ -425,6 +418,13 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
             path=task_path,
         )
         if not rows:
+            return
+        if (
+            config.get("configurable", {}).get(_DURABILITY) == "exit"
+            and is_exit_delta(task_id)
+            and (ends := run_at(thread, where.ns)) is not None
+        ):
+            ends.held.setdefault(where.id, []).append((tuple(rows), tuple(objects)))
             return
         on = None if base is None or node is None else node.head
         answer = answer_of(rows)
@@ -504,7 +504,7 @@ class SafepointSaver(Holding, BaseCheckpointSaver[Any]):
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         where = Where.of(config)
-        return self._entered(where, await self._off(lambda: reading.load(self, where)))
+        return self._entered(config, where, await self._off(lambda: reading.load(self, where)))
 
     async def alist(
         self,
@@ -564,16 +564,6 @@ def _above(where: Where, config: RunnableConfig, metadata: CheckpointMetadata) -
         return []
     parents = metadata.get("parents") or {}
     return [(where.thread, ns, id) for ns, id in parents.items() if ns != where.ns]
-
-
-def _gone(thread: str, id: str) -> NotFound:
-    return NotFound(
-        f"checkpoint {id} of thread {thread!r} does not exist",
-        "this one was to follow it; somebody has deleted it meanwhile, or it was never put",
-        "Run the graph again: it sets out from what is there now. Nothing was written.",
-        task=thread,
-        id=id,
-    )
 
 
 def _on(row: CheckpointRow, branch: str) -> CheckpointRow:

@@ -8,12 +8,17 @@ tasks, without a context variable, and without a key that would show in anybody'
 from __future__ import annotations
 
 import itertools
+import re
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Final, Literal, Self, TypeAlias
+
+from safepoint.model import Obj
+from safepoint.rows import WriteRow
 
 __all__ = [
     "Origin",
@@ -22,14 +27,19 @@ __all__ = [
     "decide",
     "entered",
     "failure",
+    "is_exit_delta",
     "marked",
     "moment",
     "next_version",
     "origin_of",
+    "run_at",
     "running",
 ]
 
 Version: TypeAlias = int | float | str
+
+_EXIT_DELTA: Final = re.compile("ffffffff-|0000[0-9]{4}-")
+_NO_TASK: Final = str(uuid.UUID(int=0))
 
 How = Literal["new", "latest", "id", "listed", "fallback"]
 
@@ -52,8 +62,12 @@ class Origin:
         answers: How many answers to its questions the checkpoint had been given.
         answering: Held while this run gives one, until it is known whether it was the first: nothing is put before.
         above: Of the run of the graph around it.
-        beneath: Why the run of a subgraph in it has lost against another run, until that subgraph is run again. What is put only when
-            the run ends must not come before what the other one, which has won there, has still to put.
+        beneath: By namespace, why the run of a subgraph in it has lost against another run, until that subgraph is run again. What is
+            put only when the run ends must not come before what the other one, which has won there, has still to put.
+        thread, ns: Where it runs.
+        held: With durability "exit", what it wrote to delta channels: rows and their objects. LangGraph hands it over just before the
+            checkpoint that follows, as writes to the one that the run set out from, which is the key; it is stored with what follows
+            or not at all, as the state of any other run that went on from there would have it too.
         recovered: Of a fallback, until something is put after it: ``from``, the number of what the run goes on from, and ``skipped``,
             those of what is damaged, the newest first.
     """
@@ -66,7 +80,10 @@ class Origin:
     answers: int = 0
     answering: threading.Lock = field(default_factory=threading.Lock, repr=False)
     above: Origin | None = field(default=None, repr=False)
-    beneath: BaseException | None = None
+    beneath: dict[str, BaseException] = field(default_factory=dict)
+    thread: str = ""
+    ns: str = ""
+    held: dict[str, list[tuple[tuple[WriteRow, ...], tuple[Obj, ...]]]] = field(default_factory=dict, repr=False)
 
     def __copy__(self) -> Self:
         return self
@@ -81,19 +98,62 @@ class Origin:
             yield above
             above = above.above
 
+    def lost(self, error: BaseException) -> None:
+        """Another run came first in this namespace: let the runs around this one know."""
+        for above in self.around():
+            above.beneath["|".join(_names(self.ns))] = error
+
+    def outmost(self) -> Origin:
+        """Of the run of the graph that was invoked."""
+        found = self
+        for found in self.around():  # noqa: B007
+            pass
+        return found
+
 
 _run: ContextVar[Origin | None] = ContextVar("safepoint_langgraph_run", default=None)
 """The origin of the run that the code is in, as far as it is known: LangGraph takes contexts along into the threads and tasks of a run. Only
 waiting goes by it, for what may never come."""
 
 
-def entered(origin: Origin | None, *, nested: bool) -> None:
-    """A graph has asked for its checkpoint: a run begins here, within the one that there was if its namespace is a subgraph's."""
+def entered(origin: Origin | None, thread: str, ns: str) -> None:
+    """A graph that runs has asked for its checkpoint: a run begins here, within that of the graph around it if it is a subgraph."""
     origin = origin or Origin("new")
-    origin.above = _run.get() if nested else None
+    origin.thread, origin.ns = thread, ns
+    # What runs beside it, or ran before it in the same node, is not around it, and its failures are none of its own.
+    names = _names(ns)
+    origin.above = next((one for one in _runs() if one.thread == thread and _is_above(_names(one.ns), names)), None)
     for above in origin.around():
-        above.beneath = None
+        above.beneath.pop("|".join(names), None)  # (A call again has another number in its namespace.)
     _run.set(origin)
+
+
+def _names(ns: str) -> list[str]:
+    """The names of the nodes in a namespace, without what tells their calls apart: a subgraph that remembers has it without."""
+    return [name for part in ns.split("|") if (name := part.partition(":")[0]) and not name.isdigit()]
+
+
+def _is_above(names: list[str], others: list[str]) -> bool:
+    return len(names) < len(others) and others[: len(names)] == names
+
+
+def _runs() -> Iterator[Origin]:
+    """Of the runs that the code is in, from the inside."""
+    inmost = _run.get()
+    if inmost is not None:
+        yield inmost
+        yield from inmost.around()
+
+
+def is_exit_delta(task: str) -> bool:
+    """Whether these are LangGraph's writes to delta channels of a whole run, and not a task's: by the form of the id. (Of a run that
+    went beyond superstep 9,999 some are not known by it, and stored when they come.)"""
+    return task != _NO_TASK and _EXIT_DELTA.match(task) is not None
+
+
+def run_at(thread: str, ns: str) -> Origin | None:
+    """The origin of the run of that graph that the code is in."""
+    return next((one for one in _runs() if (one.thread, one.ns) == (thread, ns)), None)
 
 
 def running() -> Origin | None:
@@ -103,8 +163,7 @@ def running() -> Origin | None:
 
 def failure() -> BaseException | None:
     """Why this run, or one around it, will put nothing more: LangGraph begins no put after one that failed."""
-    inmost = _run.get()
-    for origin in () if inmost is None else (inmost, *inmost.around()):
+    for origin in _runs():
         with origin.answering:
             if origin.failed is not None:
                 return origin.failed
