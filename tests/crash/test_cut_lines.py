@@ -218,12 +218,14 @@ def test_a_line_that_stays_broken_is_unavailable_in_time(fault: Fault, line: Lin
             line.proxy.arm("delay", way, n, part, seconds=2 * SHORT)
         else:
             line.proxy.arm({"outage": "cut", "lost": "hold"}.get(action, action), way, n, part, outage=action == "outage")
-        name, life = lived(line, healed, 2 * SHORT if action == "delay" else 0.0)
+        with mended_after(WITHOUT_END, healed) as waited:
+            name, life = lived(line, healed, 2 * SHORT if action == "delay" else 0.0)
         most = in_time()
         assert line.proxy.fired, when
         noticed += bool(life.unavailable)
-        late = [f"{when}: {what} took {took:.2f} s: {error}" for what, took, error in life.unavailable if took >= most]
-        if life.slowest[1] >= most:
+        calls = [u for u in life.unavailable if not (waited and u[0].startswith("call book"))]
+        late = [f"{when}: {what} took {took:.2f} s: {error}" for what, took, error in calls if took >= most]
+        if life.slowest[1] >= most and not (waited and life.slowest[0].startswith("call book")):
             late.append(f"{when}: {life.slowest}")
         if action == "delay":
             time.sleep(2 * SHORT)  # what was under way arrives now
@@ -237,6 +239,29 @@ def test_a_line_that_stays_broken_is_unavailable_in_time(fault: Fault, line: Lin
             again = late_at(n)
             assert not again, [*late, *again]
     assert noticed or action in {"delay", "outage"}  # the other connections of the pool may do
+
+
+WITHOUT_END = 10.0
+"""Seconds. A transactional tool's own statement may run as long as it likes: where a line takes what is sent and never answers, which
+TCP does not notice, the tool waits until the line changes."""
+
+
+@contextmanager
+def mended_after(seconds: float, mend: Any) -> Iterator[list[bool]]:
+    """Mend the line while the block is still at it; the list is then not empty."""
+    done: list[bool] = []
+
+    def act() -> None:
+        done.append(True)
+        mend()
+
+    timer = threading.Timer(seconds, act)
+    timer.start()
+    try:
+        yield done
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def in_time() -> float:
