@@ -12,7 +12,7 @@ import apsw
 import pytest
 
 import safepoint
-from safepoint import State, StoreFull, Unavailable
+from safepoint import Damaged, State, StoreFull, Unavailable
 
 
 @pytest.fixture
@@ -79,3 +79,18 @@ def test_a_folder_that_is_gone_is_unavailable(tmp_path):
         shutil.rmtree(folder)
         with pytest.raises(Unavailable):
             cp.resume("t")
+
+
+@pytest.mark.parametrize(
+    "how", ["DELETE FROM sp_meta WHERE key = 'fence'", "UPDATE sp_meta SET value = 'x' WHERE key = 'fence'"]
+)
+def test_a_store_that_has_lost_what_fences_there_were_is_damaged(tmp_path, how):
+    """A new task might else get a fence that its receiver has seen from a deleted one of that name."""
+    path = tmp_path / "agent.db"
+    with safepoint.open(f"sqlite:///{path}") as cp:
+        with cp.resume("old"):
+            pass
+        with contextlib.closing(apsw.Connection(str(path))) as db:
+            db.execute(how)
+        with pytest.raises(Damaged, match="which fences its deleted tasks had"):
+            cp.resume("new")

@@ -12,7 +12,7 @@ import time
 from typing import NamedTuple, Protocol
 
 from safepoint import _probe
-from safepoint.errors import SafepointError, Unavailable
+from safepoint.errors import Damaged, SafepointError, Unavailable
 from safepoint.model import check_id
 from safepoint.rows import Grant, Guard, TaskPatch
 from safepoint.stores import holder as people
@@ -131,7 +131,7 @@ class Leases(Watched):
         held = self._locks.is_held(lease_id, locks) if state == "held" else False
         if before is _NONE:
             # A receiver may have seen the fences of a deleted task of this name.
-            previous, fence, presumed = "", conn.rows(self._sql["fence_floor"])[0][0], 0
+            previous, fence, presumed = "", self._fence_floor(conn), 0
         elif state == "released":
             previous = "released"
         elif held is False:
@@ -144,6 +144,18 @@ class Leases(Watched):
         conn.execute(self._sql["take"], (n, *guard, claim.byte, claim.file, holder, now(), presumed))
         conn.execute(self._sql["taken"], (now(), n))
         return n, Grant(guard, previous, presumed, claim)
+
+    def _fence_floor(self, conn: Connection) -> int:
+        floor = conn.rows(self._sql["fence_floor"])
+        if not floor or type(floor[0][0]) is not int:
+            path = self._db.path
+            raise Damaged(
+                f"{path} does not say which fences its deleted tasks had",
+                "a row of the store has been removed or changed",
+                "Restore it from a backup, or copy what is sound with safepoint repair.",
+                path=path,
+            )
+        return floor[0][0]
 
     def _settle_lease(self, task: str, guard: Guard, cause: SafepointError) -> None:
         try:
