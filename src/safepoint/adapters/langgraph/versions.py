@@ -112,8 +112,8 @@ class Origin:
 
 
 _run: ContextVar[Origin | None] = ContextVar("safepoint_langgraph_run", default=None)
-"""The origin of the run that the code is in, as far as it is known: LangGraph takes contexts along into the threads and tasks of a run. Only
-waiting goes by it, for what may never come."""
+"""The origin of the run that the code is in, as far as it is known: LangGraph takes contexts along into the threads and tasks of a run. By it go
+waiting, for what may never come, and what a run holds back until its end; whether a put is a lost update is told by versions alone."""
 
 
 def entered(origin: Origin | None, thread: str, ns: str) -> None:
