@@ -131,14 +131,15 @@ def test_who_lost_in_a_subgraph_does_not_come_first_around_it(mode: str, tmp_pat
         before = Racer(there.saver(), replace(race, durability="sync", gated=False), "<before>", lambda: None)
         before.does(before.prepare())
         gate, second_is_done = threading.Barrier(2, timeout=60), threading.Event()
-        inner_is_put = threading.Event()
+        inner_is_put, inner_is_loaded = threading.Event(), threading.Event()
 
         class First(SafepointSaver):
             """Its run puts to the subgraph first, and to the graph around it last."""
 
             def put(self, config: Any, *args: Any) -> Any:
                 outer = not config["configurable"]["checkpoint_ns"]
-                assert not outer or second_is_done.wait(60)
+                # The gate is at the graph around: who loads the subgraph after the first has put to it has lost nothing yet.
+                assert (second_is_done if outer else inner_is_loaded).wait(60)
                 found = super().put(config, *args)
                 inner_is_put.set()
                 return found
@@ -147,6 +148,17 @@ def test_who_lost_in_a_subgraph_does_not_come_first_around_it(mode: str, tmp_pat
                 return await asyncio.to_thread(self.put, config, *args)
 
         class Second(SafepointSaver):
+            def loaded(self, config: Any, found: Any) -> Any:
+                if config["configurable"].get("checkpoint_ns"):
+                    inner_is_loaded.set()
+                return found
+
+            def get_tuple(self, config: Any) -> Any:
+                return self.loaded(config, super().get_tuple(config))
+
+            async def aget_tuple(self, config: Any) -> Any:
+                return self.loaded(config, await super().aget_tuple(config))
+
             def put(self, config: Any, *args: Any) -> Any:
                 assert inner_is_put.wait(60)
                 return super().put(config, *args)

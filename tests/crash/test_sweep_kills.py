@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import safepoint
-from safepoint import Retention, State
+from safepoint import Retention, State, keeping
 from safepoint.stores.sqlite import SQLiteStore
 from tests.support import raw, sweeping
 from tests.support.children import Server
@@ -119,6 +119,10 @@ def large_clean_up(server: Server, path: Path) -> tuple[float, float]:
 @pytest.mark.parametrize("milestones", [0, 1], ids=["all may go", "all stay"])
 def test_saves_of_a_long_task_read_little_of_it(milestones: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     length, saves = scale(3_000, 10_000), scale(800, 3_000)
+    # How much is read follows the clock: the less a save gets done, the more of these short lives have to begin anew. So each save does
+    # the least here, as on the slowest machine: some 34 headers a save were read then, 22 to 27 with the real slice, 6 without an end.
+    # A look in each of the lives at all there is would be 200.
+    monkeypatch.setattr(keeping, "SLICE", 0.0)
     store = SQLiteStore(tmp_path / "a.db", durability="process")
     store.write_task(sweeping.long_task(length, milestones=milestones))
     cp = safepoint.Checkpointer(store, retention=Retention(keep_latest=20))
@@ -146,7 +150,7 @@ def test_saves_of_a_long_task_read_little_of_it(milestones: int, tmp_path: Path,
     print(
         f"{length} checkpoints, {saves} saves: {read} headers read, the longest save {longest:.2f} s, {left.checkpoints} left"
     )
-    assert read < 25 * saves
+    assert read < 50 * saves
     # What stays is not read again and again; what may go does go, in parts that a save can bear.
     if milestones:  # no more wait to be deleted than make a sweep pay, and those of a few short lives
         assert left.checkpoints < length + 20 + store.live_objects("long") // 16 + 200
