@@ -254,7 +254,8 @@ def test_field_case_48_a_holder_that_cannot_renew_stops_first(way, jump, line, s
         what = "Unavailable" if way == "in-tool-dead" else "LeaseLost"
         assert told["tried"] == {"call": what, "save": what, "run": what}
         if way != "in-tool-dead":
-            assert max(told["took"].values()) < 0.3, "who knows that it has lost asks nobody"
+            # (who asks on a dead line waits for 0.7 s)
+            assert max(told["took"].values()) < 0.6, "who knows that it has lost asks nobody"
         assert told["entered"] == ["first"], "a tool was started"
         assert any("not renewed" in said for said in told["log"])
         assert cp.load_latest("t").agent_state == {"by": "two"}
