@@ -34,7 +34,7 @@ from tests.support.scale import SOAK, scale
 from tests.support.seeds import fresh_rng
 from tests.support.stores import KINDS, place
 
-SAMPLE = {"sqlite": 3, "postgres": 2}
+SAMPLE, FULL = {"sqlite": 3, "postgres": 2}, {"sqlite": 40, "postgres": 25}
 ORDINARY = [name for name, p in PROGRAMS.items() if p.modes]
 
 
@@ -87,7 +87,7 @@ def compared(theirs: Any, target: str, threads: list[str], **options: Any) -> li
 def test_graphs_go_on_alike(kind: str, tmp_path: Path) -> None:
     """A program runs on LangGraph's saver; what it left is imported and compared; then it runs once more, on its old threads, on both."""
     draw = fresh_rng()
-    for name in draw.sample(ORDINARY, scale(SAMPLE[kind], len(ORDINARY))):
+    for name in draw.sample(ORDINARY, scale(SAMPLE[kind], FULL[kind])):
         program = PROGRAMS[name]
         way = draw.choice(program.modes), draw.choice(program.durabilities)
         folder = tmp_path / name

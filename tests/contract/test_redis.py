@@ -11,7 +11,7 @@ from tests.support.seeds import fresh_seed
 from tests.support.servers import fresh_redis_url
 
 # Fewer lives than in memory, which looks for all that needs no crash: a step asks a server, from a process of its own.
-LIVES = settings(max_examples=scale(30, 80), stateful_step_count=scale(60, 120))
+LIVES = settings(max_examples=scale(30, 50), stateful_step_count=scale(60, 120))
 
 
 class TestRedis(StoreContract):
