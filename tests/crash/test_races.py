@@ -178,7 +178,7 @@ def test_a_holder_stolen_before_its_effect_starts_nothing(
     assert server.run(races.thief, db, "t")[1] == "presumed_dead" if point == "intent.before" else steal_only(db)
     rows = raw.everything(db)
     old.say("go")
-    old.say("go")  # for the tool, should it be reached
+    old.say("go", may_have_ended=True)  # for the tool, should it be reached
     assert old.result() == {"status": "raised", "error": "LeaseLost"}
     if clocked(db) and point == "intent.after":
         # By force, while its lease had not passed: no clock told it so, and until the next beat nobody else. Its intent is on
@@ -215,7 +215,7 @@ def test_a_holder_whose_lease_has_passed_before_its_effect_starts_nothing(
         for name, old in olds.items():
             old.go_on()
             old.say("go")
-            old.say("go")
+            old.say("go", may_have_ended=True)
             assert old.result() == {"status": "raised", "error": "LeaseLost"}
             assert not [m for m in old.heard if m[0] == "in tool"]
             assert worlds[name].done() == {}

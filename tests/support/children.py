@@ -105,8 +105,12 @@ class Child:
             pass
         return message
 
-    def say(self, message: Any) -> None:
-        self.channel.send(message)
+    def say(self, message: Any, *, may_have_ended: bool = False) -> None:
+        try:
+            self.channel.send(message)
+        except BrokenPipeError:
+            if not may_have_ended:
+                raise
 
     def result(self) -> Any:
         """Wait for the child's end and return what its function returned."""
