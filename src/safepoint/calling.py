@@ -434,14 +434,7 @@ class Flow(FlowBase):
     def _still_ours(self) -> None:
         """End the run unless its lease is surely still its own."""
         if not self.cp.store.holds(self.task, self.guard):
-            self.end(
-                LeaseLost(
-                    f"this run does not hold task {self.task!r} any more",
-                    "its lease was taken over, or could not be renewed in time",
-                    "Let the new holder carry on, or resume the task.",
-                    task=self.task,
-                )
-            )
+            self.lose()
 
     def _run(self, asked: _Asked, row: CallRow) -> Script[Any]:
         args, kwargs = asked.tool.invocation(

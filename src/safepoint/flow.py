@@ -130,6 +130,17 @@ class FlowBase:
                 self.ended.__cause__ = cause
             raise self.ended
 
+    def lose(self) -> NoReturn:
+        """End the run because its lease is not its own any more."""
+        self.end(
+            LeaseLost(
+                f"this run does not hold task {self.task!r} any more",
+                "its lease was taken over, or could not be renewed in time",
+                "Let the new holder carry on, or resume the task.",
+                task=self.task,
+            )
+        )
+
     def commit(self, commit: Commit, claim: Request | None = None) -> Committed:
         """Write under the run's guard, and take note of the rows; with ``claim``, as those of that request."""
         self.check_process()
@@ -318,7 +329,11 @@ class FlowBase:
         return done.calls[0]  # type: ignore[no-any-return]
 
     def _shown(self, row: CallRow) -> Any:
+        """The call, for its verifier. Who was taken over meanwhile asks nothing: the attempt on record may be the new holder's, whose
+        fence a verifier that has the receiver refuse what comes late would name."""
         rows, objects = self.cp.store.calls(self.task, nos=[row.no])
+        if not rows or rows[0].fence > self.guard.fence:
+            self.lose()
         return states.call(self.task, rows[0], objects, self.cp.registry)
 
 

@@ -30,7 +30,8 @@ import random, sys
 from safepoint.stores.url import open_store
 from safepoint.testing.build import Writer, obj, write_row
 
-store, name, rounds = open_store(sys.argv[1], durability="process"), sys.argv[2], int(sys.argv[3])
+# Four write to one task all the time: who sends much comes late each time on a slow machine, and may have to try for long.
+store, name, rounds = open_store(sys.argv[1], durability="process", timeout=60), sys.argv[2], int(sys.argv[3])
 rng, writer, items, known_names = random.Random(name), Writer(store, "task", branch=name), [], []
 for i in range(rounds):
     # Words of a small common stock: what one branch drops and a sweep takes, another sends again at the same time.
