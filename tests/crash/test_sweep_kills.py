@@ -120,8 +120,8 @@ def large_clean_up(server: Server, path: Path) -> tuple[float, float]:
 def test_saves_of_a_long_task_read_little_of_it(milestones: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     length, saves = scale(3_000, 10_000), scale(800, 3_000)
     # How much is read follows the clock: the less a save gets done, the more of these short lives have to begin anew. So each save does
-    # the least here, as on the slowest machine: some 34 headers a save were read then, 22 to 27 with the real slice, 6 without an end.
-    # A look in each of the lives at all there is would be 200.
+    # the least here, as on the slowest machine, and the number is the same each time: 7 and 33 headers a save where all may go, 16 and 11
+    # where all stay. With the real slice the 33 were 22 to 27; a look in each of the lives at all there is would be 200.
     monkeypatch.setattr(keeping, "SLICE", 0.0)
     store = SQLiteStore(tmp_path / "a.db", durability="process")
     store.write_task(sweeping.long_task(length, milestones=milestones))
@@ -150,7 +150,7 @@ def test_saves_of_a_long_task_read_little_of_it(milestones: int, tmp_path: Path,
     print(
         f"{length} checkpoints, {saves} saves: {read} headers read, the longest save {longest:.2f} s, {left.checkpoints} left"
     )
-    assert read < 50 * saves
+    assert read < (20 if milestones else scale(10, 40)) * saves
     # What stays is not read again and again; what may go does go, in parts that a save can bear.
     if milestones:  # no more wait to be deleted than make a sweep pay, and those of a few short lives
         assert left.checkpoints < length + 20 + store.live_objects("long") // 16 + 200
