@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
@@ -11,7 +12,7 @@ from langgraph.errors import GraphBubbleUp
 
 from safepoint.errors import SafepointError, UsageError
 
-__all__ = ["Attempt", "Place", "loud", "place_of"]
+__all__ = ["Attempt", "Place", "is_of_run", "loud", "place_of", "puts_at_end"]
 
 _kinds: dict[type[SafepointError], type[SafepointError]] = {}
 
@@ -69,6 +70,16 @@ class Place:
     """The graph's own."""
 
 
+def is_of_run(config: Mapping[str, Any]) -> bool:
+    """Whether it is a run that calls with this config, and nobody by hand: ``get_state`` and ``update_state`` in a node are not of it."""
+    return "__pregel_runtime" in config.get("configurable", {})
+
+
+def puts_at_end(config: Mapping[str, Any]) -> bool:
+    """Whether it is of a run that puts its checkpoints only when it ends."""
+    return bool(config.get("configurable", {}).get("__pregel_durability") == "exit")
+
+
 def place_of(what: str) -> Place:
     """Where we are in a graph.
 
@@ -79,17 +90,19 @@ def place_of(what: str) -> Place:
     def refuse(why: str, remedy: str) -> NoReturn:
         raise loud(UsageError(f"{what} cannot be recorded here", why, remedy))
 
+    config: Mapping[str, Any]
     try:
-        named = get_config().get("configurable", {})
+        config = get_config()
     except RuntimeError:
-        named = {}
+        config = {}
+    named = config.get("configurable", {})
     task, at = named.get("__pregel_task_id"), named.get("checkpoint_map")
-    if not task or "__pregel_runtime" not in named:
+    if not task or not is_of_run(config):
         refuse(
             "there is no task of a graph around it: it runs in a thread of its own, or outside of any node",
             "Call it in the node itself; into a thread, take contextvars.copy_context().run along.",
         )
-    if named.get("__pregel_durability") == "exit":
+    if puts_at_end(config):
         refuse("durability='exit' stores no checkpoint that the call could stand on", "Use durability='sync' or 'async'.")
     if not at or "thread_id" not in named:
         refuse("the graph has no checkpointer", "Compile it with the SafepointSaver.")

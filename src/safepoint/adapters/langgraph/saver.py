@@ -30,6 +30,7 @@ from safepoint.adapters.langgraph import reading, removing
 from safepoint.adapters.langgraph.form import Form
 from safepoint.adapters.langgraph.holding import Holding
 from safepoint.adapters.langgraph.pending import answer_of, packed_writes
+from safepoint.adapters.langgraph.places import is_of_run, puts_at_end
 from safepoint.adapters.langgraph.reading import Where
 from safepoint.adapters.langgraph.records import Key, Node, Records
 from safepoint.adapters.langgraph.versions import (
@@ -58,9 +59,7 @@ __all__ = ["SafepointSaver"]
 
 log = logging.getLogger("safepoint")
 
-_RUNNING = "__pregel_runtime"
 _REPLAYING = "__pregel_replay_state"
-_DURABILITY = "__pregel_durability"
 _KINDS = {"update": "edit", "fork": "edit"}
 
 
@@ -162,7 +161,7 @@ class SafepointSaver(Waiting, Holding, BaseCheckpointSaver[Any]):
 
     def _entered(self, config: RunnableConfig, where: Where, found: CheckpointTuple | None) -> CheckpointTuple | None:
         self._records.saw(where.thread, where.ns)
-        if _RUNNING in config.get("configurable", {}):  # and not get_state, which a node may well call on its way
+        if is_of_run(config):  # and not get_state, which a node may well call on its way
             versions = () if found is None else found.checkpoint["channel_versions"].values()
             entered(origin_of(versions), where.thread, where.ns)
         return found
@@ -212,12 +211,11 @@ class SafepointSaver(Waiting, Holding, BaseCheckpointSaver[Any]):
         """Put, after those ``after`` are stored: so that a subgraph leaves nothing behind in a run that has lost already."""
         origin = origin_of(checkpoint["channel_versions"].values())
         where = Where.of(config)
-        given: Mapping[str, Any] = config.get("configurable", {})
         try:
             # What is put by hand is of no run, wherever the code is that does it.
-            in_run = _RUNNING in given
+            in_run = is_of_run(config)
             failed = (failure() if in_run else None) or (None if origin is None else origin.failed)
-            if failed is None and in_run and given.get(_DURABILITY) == "exit":
+            if failed is None and in_run and puts_at_end(config):
                 # (LangGraph's stub for a first run has no versions to know its run by.)
                 run = origin or run_at(where.thread, where.ns)
                 failed = None if run is None else next(iter(run.beneath.values()), None)
@@ -251,9 +249,8 @@ class SafepointSaver(Waiting, Holding, BaseCheckpointSaver[Any]):
         new_versions: ChannelVersions,
     ) -> None:
         thread, ns = where.thread, where.ns
-        given: Mapping[str, Any] = config.get("configurable", {})
         parent_id = where.id
-        running = _RUNNING in given
+        running = is_of_run(config)
         origin = origin_of(checkpoint["channel_versions"].values())
         parent = None if parent_id is None else self._node(thread, ns, parent_id)
         if parent_id is not None and parent is None and (running or origin is not None):
@@ -297,7 +294,7 @@ class SafepointSaver(Waiting, Holding, BaseCheckpointSaver[Any]):
                 at_head=at is not None,
                 parentless=parent_id is None,
                 source=facts.get("source", ""),
-                replaying=bool(given.get(_REPLAYING)),
+                replaying=bool(config.get("configurable", {}).get(_REPLAYING)),
             )
             if verdict is Verdict.CONFLICT and self.refuse:
                 error = reading.overtaken(where)
@@ -405,7 +402,7 @@ class SafepointSaver(Waiting, Holding, BaseCheckpointSaver[Any]):
         self._records.refuse_doubtful(thread, task=task_id)
         node = self._records.node((thread, where.ns, where.id))
         base = None if node is None else node.packed
-        run = running() if _RUNNING in config.get("configurable", {}) else None
+        run = running() if is_of_run(config) else None
         rows, objects = packed_writes(
             self.form,
             writes,
@@ -419,11 +416,7 @@ class SafepointSaver(Waiting, Holding, BaseCheckpointSaver[Any]):
         )
         if not rows:
             return
-        if (
-            config.get("configurable", {}).get(_DURABILITY) == "exit"
-            and is_exit_delta(task_id)
-            and (ends := run_at(thread, where.ns)) is not None
-        ):
+        if puts_at_end(config) and is_exit_delta(task_id) and (ends := run_at(thread, where.ns)) is not None:
             ends.held.setdefault(where.id, []).append((tuple(rows), tuple(objects)))
             return
         on = None if base is None or node is None else node.head
@@ -559,8 +552,7 @@ class SafepointSaver(Waiting, Holding, BaseCheckpointSaver[Any]):
 
 def _above(where: Where, config: RunnableConfig, metadata: CheckpointMetadata) -> list[Key]:
     """The checkpoints of the graphs around a subgraph that it runs under, where these are put before it or soon."""
-    given: Mapping[str, Any] = config.get("configurable", {})
-    if where.ns == "" or _RUNNING not in given or given.get(_DURABILITY) == "exit":
+    if where.ns == "" or not is_of_run(config) or puts_at_end(config):
         return []
     parents = metadata.get("parents") or {}
     return [(where.thread, ns, id) for ns, id in parents.items() if ns != where.ns]
